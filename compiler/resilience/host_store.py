@@ -33,6 +33,7 @@ from pathways.runtime.resilience.events import (
     ReplicasPrepared,
     ResilienceEvent,
     RestoreFailed,
+    WorkersLeaving,
     WorkersLost,
     WorkersReturned,
 )
@@ -111,12 +112,14 @@ class _KnownIsland:
     Attributes:
       gang: its last workers that were ready.
       is_present: whether these are.
+      is_leaving: whether it was reported that these leave.
       opening: the workers that have a request to open their memory; None for none.
       is_abandoned: whether it was reported that it will have no workers again.
     """
 
     gang: HostGang
     is_present: bool = True
+    is_leaving: bool = False
     opening: HostGang | None = None
     is_abandoned: bool = False
 
@@ -140,6 +143,8 @@ class HostStore(SnapshotStore):
         self._client = client
         self._run = run_name(secrets.token_hex(16))
         self._islands = [_KnownIsland(gang) for gang in client.pool.gangs]
+        # Workers that go on when they are told to leave, until there is a version of what they have.
+        self._delayed: set[HostGang] = set()
         self._kept: dict[VersionKey, _StateOnHosts] = {}
         self._newest: VersionKey | None = None
         self._space: dict[int, dict[str, Any]] = {}
@@ -439,7 +444,10 @@ class HostStore(SnapshotStore):
         self._events.append(ReplicasPrepared(replicas))
 
     def release(self, island: int) -> None:
-        """See `SnapshotStore.release`. Islands that leave are lost, see `poll`."""
+        """See `SnapshotStore.release`."""
+        known = self._islands[island]
+        known.is_present = known.is_leaving = False
+        self._allow_leave(known.gang)
 
     def read(self, tree: Any) -> Any:
         """See `SnapshotStore.read`."""
@@ -511,11 +519,15 @@ class HostStore(SnapshotStore):
     def _poll_islands(self) -> list[ResilienceEvent]:
         events: list[ResilienceEvent] = []
         for number, island in enumerate(self._islands):
-            # Workers that leave accept no calls, so that nothing can be copied any more.
+            # Also of workers that leave, and accept nothing more because their time is over.
             if island.is_present and (problem := island.gang.life.problem) is not None:
-                island.is_present = False
+                island.is_present = island.is_leaving = False
+                self._allow_leave(island.gang)
                 why = problem.text.partition(": ")[2] or problem.text
                 events.append(WorkersLost(number, why.partition("\n")[0]))
+            elif island.is_present and not island.is_leaving and island.gang.life.leaving is not None:
+                island.is_leaving = True
+                events.append(WorkersLeaving(number))
             current = self._client.pool.gangs[number]
             if island.is_present or current is island.gang:
                 if not island.is_present and not island.is_abandoned and current.life.is_dead():
@@ -529,7 +541,15 @@ class HostStore(SnapshotStore):
                     self._pending.append(_PendingCall(call, self._on_opened(call, island, current)))
         return events
 
+    def _allow_leave(self, gang: HostGang) -> None:
+        if gang in self._delayed:
+            self._delayed.remove(gang)
+            self._client.session.allow_leave(gang)
+
     def _open_island(self, gang: HostGang) -> FunctionCall:
+        if gang not in self._delayed:
+            self._delayed.add(gang)
+            self._client.session.delay_leave(gang)
         return self._call("open_run", gang, [host.index for host in gang.hosts], self._memory_lane, {})
 
     def _on_opened(
@@ -581,6 +601,8 @@ class HostStore(SnapshotStore):
         for call in self._call_all("close_run", {}):
             with contextlib.suppress(HostError):
                 self._client.wait_for_call(call)
+        for gang in [*self._delayed]:
+            self._allow_leave(gang)
         if not self._client.session.owns_workers:
             # The service removes what lost workers have left.
             return

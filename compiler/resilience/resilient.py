@@ -225,7 +225,8 @@ class ResilientRun:
             # Issuing comes first: devices compute while the body of the loop runs.
             if self._may_issue(count):
                 self._issue()
-            elif self._ready:
+            elif self._ready and not (self._is_held and self._in_flight):
+                # While steps are held their metrics come first: a version of the state waits for them.
                 yield self._ready.popleft()
             elif self._in_flight:
                 self._read()
@@ -433,9 +434,7 @@ class ResilientRun:
                 self._positions = {n: own for n, own in self._positions.items() if n >= oldest}
             case HoldSteps():
                 self._is_held = True
-                if isinstance(self._core_of_open_run().phase, WaitingForIslands):
-                    # An island that leaves is back when nothing of it is held any more.
-                    self._drop_state()
+                self._drop_state_if_lost()
             case RestoreState():
                 self._restore(effect)
             case ResumeSteps():
@@ -449,6 +448,8 @@ class ResilientRun:
                 assert self._replicas is not None
                 self._replicas.prepare(replicas)
             case ReleaseIsland(island):
+                # Before: an island that leaves is back when nothing of it is held any more.
+                self._drop_state_if_lost()
                 self._store.release(island)
             case AbandonRun(why):
                 self._abandoned = why
@@ -472,6 +473,11 @@ class ResilientRun:
         self.step = restore.step
         self._has_ended = False
         self._rewound_to = restore.step
+
+    def _drop_state_if_lost(self) -> None:
+        """Drops the state if a version of it is restored later."""
+        if isinstance(self._core_of_open_run().phase, WaitingForIslands):
+            self._drop_state()
 
     def _drop_state(self) -> None:
         self._in_flight.clear()

@@ -43,6 +43,11 @@ class MirroredGang(GangView):
         return self._failure
 
     @property
+    def leaving(self) -> Failure | None:
+        """See `GangView.leaving`."""
+        return None if self._failure else self._leaving
+
+    @property
     def problem(self) -> Failure | None:
         """See `GangView.problem`."""
         return self._failure or self._leaving

@@ -32,6 +32,8 @@ from pathways.runtime.control.records.events import (
     HostDisconnected,
     HostLost,
     InputMissed,
+    LeaveAllowed,
+    LeaveDelayed,
     PeerReached,
     PeerUnreachable,
     ReplyReceived,
@@ -233,6 +235,12 @@ class ClusterCore(ClusterView[Gang]):
             case InputMissed():
                 self._note_missed_input(event)
                 return []
+            case LeaveDelayed():
+                if (gang := self.gang(event.gang)) is not None:
+                    gang.delays += 1
+                return []
+            case LeaveAllowed():
+                return self._allow_leave(event.gang, now)
             case HostDisconnected():
                 if self.gang(event.gang) is not None:
                     self._held.note_exit(event.gang, event.host, now)
@@ -254,13 +262,27 @@ class ClusterCore(ClusterView[Gang]):
                 # Losing the island comes first: its other consequences may make clients issue steps.
                 effects += self.schedule([IslandLost(island, gang.failure.text)], now)
                 effects += self._lose_gang(gang, now)
-        elif was_open and gang.problem is not None:
-            effects.append(GangLeaving(gang.key, gang.problem))
-            effects += self.schedule([IslandLeaving(island, gang.problem.text)], now)
+        elif was_open:
+            effects += self._close_leaving(gang, now)
         if isinstance(gang.state, Replaced):
             successor = self.gangs[island] = gang.successor(now)
             effects += [GangReturned(successor.key), *self.schedule([IslandReturned(island)], now)]
         return effects
+
+    def _allow_leave(self, key: GangKey, now: float) -> list[Effect]:
+        gang = self.gang(key)
+        if gang is None:
+            return []
+        was_delayed = gang.is_delayed()
+        gang.delays -= 1
+        return self._close_leaving(gang, now) if was_delayed else []
+
+    def _close_leaving(self, gang: Gang, now: float) -> list[Effect]:
+        """Tells clients that a gang accepts nothing new any more, if it leaves and none delays that."""
+        if gang.problem is None:
+            return []
+        event = IslandLeaving(gang.key.island, gang.problem.text)
+        return [GangLeaving(gang.key, gang.problem), *self.schedule([event], now)]
 
     def _lose_peer(self, event: PeerUnreachable, now: float) -> list[Effect]:
         """Notes that a host does not reach another; once both report it, steps that need both are errors."""
@@ -320,7 +342,9 @@ class ClusterCore(ClusterView[Gang]):
                         return self._handle_gang_event(GangDrained(gang.key), now)
                     text = f", and was not done with {unfinished[0]} after {gang.grace:.0f} seconds"
                     return self._handle_gang_event(GangDrained(gang.key, text), now)
-                return [] if unfinished else self._request_for(gang, gang.hosts, now)
+                if unfinished or gang.is_delayed():
+                    return []
+                return self._request_for(gang, gang.hosts, now)
             case Terminating(deadline=deadline) if now >= deadline:
                 return self._handle_gang_event(ExitOverdue(gang.key), now)
         return []
@@ -334,7 +358,9 @@ class ClusterCore(ClusterView[Gang]):
     def _decide_drained(self, gang: Gang, reports: Mapping[int, HostReport], now: float) -> list[Effect]:
         """Lets a gang terminate once no array of it is held."""
         holds_nothing = all(host in reports and not reports[host].arrays for host in gang.hosts)
-        if not isinstance(gang.state, Draining) or not holds_nothing or self.steps.of(gang):
+        if not isinstance(gang.state, Draining) or gang.is_delayed():
+            return []
+        if not holds_nothing or self.steps.of(gang):
             return []
         return self._handle_gang_event(GangDrained(gang.key), now)
 

@@ -4,9 +4,10 @@ When one of several workers is lost, or fails in a step of all, it is unknown wh
 so all of them are lost. The workers that replace them are another gang.
 
 A gang is in one of seven states. `Running` accepts new steps. A gang that is to leave is `Draining`: it
-refuses new steps, and continues until no client waits for it or holds an array of it, or its time is over;
-then it is `Terminating`, and the exit of its processes is no loss. After a loss or an exit it is `Restarting`
-until another gang replaces it, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a
+refuses new steps, and continues until no client waits for it or holds an array of it, or its time is over. A
+client that first moves its state elsewhere may delay that: meanwhile the gang accepts new steps. Then it is
+`Terminating`, and the exit of its processes is no loss. After a loss or an exit it is `Restarting` until
+another gang replaces it, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a
 network that is cut, is retried after a pause, in which the gang is `Pausing`.
 
 `TRANSITIONS` defines the next state for each state and event. All state of a gang is in this file, and
@@ -70,7 +71,7 @@ class Running:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draining:
-    """State of a gang that leaves: it accepts nothing new.
+    """State of a gang that leaves: it accepts nothing new once no client delays that.
 
     Attributes:
       host: the host that received the signal.
@@ -219,6 +220,11 @@ class GangView(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def leaving(self) -> Failure | None:
+        """The reason why it leaves, though it is not lost; None while it does not."""
+
+    @property
+    @abc.abstractmethod
     def problem(self) -> Failure | None:
         """The reason why it accepts nothing new; None while it does."""
 
@@ -265,6 +271,7 @@ class Gang(GangView):
     Attributes:
       state: its state.
       grace: seconds that it may take to leave.
+      delays: how many `LeaveDelayed` were not ended.
     """
 
     def __init__(
@@ -283,6 +290,7 @@ class Gang(GangView):
         self.state: State = Running()
         self._ahead = ahead
         self.grace = grace
+        self.delays = 0
         self._began = now
         self._restart_seconds = restart_seconds
         self._restarts = restarts
@@ -296,7 +304,7 @@ class Gang(GangView):
 
     @property
     def leaving(self) -> Failure | None:
-        """The reason why it accepts nothing new though it is not lost; None while it does."""
+        """See `GangView.leaving`."""
         state = self.state
         if not isinstance(state, Draining | Terminating):
             return None
@@ -305,7 +313,13 @@ class Gang(GangView):
     @property
     def problem(self) -> Failure | None:
         """The reason why it accepts nothing new; None while it does."""
-        return None if type(self.state) is Running else self.failure or self.leaving
+        if type(self.state) is Running or self.is_delayed():
+            return None
+        return self.failure or self.leaving
+
+    def is_delayed(self) -> bool:
+        """Returns whether it is to leave, and goes on because a client needs it for a while."""
+        return self.delays > 0 and isinstance(self.state, Draining)
 
     def is_replaced_soon(self) -> bool:
         """Returns whether it is worth waiting for the gang that replaces it."""
@@ -360,9 +374,13 @@ class Gang(GangView):
         return state, []
 
     def _drain(self, state: Running, event: LeaveRequested, now: float) -> tuple[State, list[Effect]]:
-        draining = Draining(event.host, now + self.grace)
-        readable = f"its arrays can be read for up to {self.grace:.0f} seconds"
-        return draining, [Log(logging.WARNING, f"{self._leaves(event.host)}; {readable}")]
+        draining, seconds = Draining(event.host, now + self.grace), f"for up to {self.grace:.0f} seconds"
+        if self.delays:
+            name = self.host_name(event.host)
+            text = f"{name} is leaving: {_SIGNALED}; its island goes on {seconds} while training moves off it"
+        else:
+            text = f"{self._leaves(event.host)}; its arrays can be read {seconds}"
+        return draining, [Log(logging.WARNING, text)]
 
     def _terminate(self, state: Draining, event: GangDrained, now: float) -> tuple[State, list[Effect]]:
         why = _SIGNALED + event.unfinished

@@ -43,6 +43,17 @@ class Session[Program, Workers, Location](abc.ABC):
         """Workers of each island; the workers that were lost last while it is restarting."""
 
     @abc.abstractmethod
+    def delay_leave(self, workers: Workers) -> None:
+        """Asks an island to accept steps after it is told to leave, until `allow_leave`, if that is possible.
+
+        For its grace period at most.
+        """
+
+    @abc.abstractmethod
+    def allow_leave(self, workers: Workers) -> None:
+        """Ends a request of `delay_leave`."""
+
+    @abc.abstractmethod
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
         """Returns the manager that binds slices to devices of the cluster."""
 

@@ -2,11 +2,11 @@
 
 Steps run (`StepsRunning`) until an island of theirs is lost. Then the core waits for it
 (`WaitingForIslands`), unless the others may go on without, has the last committed version restored
-(`RestoringState`), and steps run again from there. Where nothing is lost, because an island leaves, or is back
-as another replica, steps are held at a boundary until the version of that boundary is committed
-(`StepsHeld`), so that none is run twice; the first version is committed in the same way before the first
-step. An island that leaves is released when others have copies of all that it has; if it is lost before that,
-it is lost like any other. `RunAbandoned` and `RunOver` are final.
+(`RestoringState`), and steps run again from there. Where an island leaves, or is back as another replica,
+nothing is lost: steps are held at a boundary until the version of that boundary is committed (`StepsHeld`),
+so that none is run twice; the first version is committed in the same way before the first step. An island
+that leaves is released when others have all that it has; one that is lost before is lost like any other.
+`RunAbandoned` and `RunOver` are final.
 
 All state is here and in `VersionTable`. `handle` takes what was seen and the time, and returns what is to be
 done, in this order; nothing here waits, sends or reads a clock. Events that come too late, such as the

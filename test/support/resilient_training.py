@@ -113,13 +113,14 @@ def nothing_left() -> Iterator[None]:
 
 
 class KillsInCalls:
-    """Injector that kills workers while hosts run a call of a function of the store.
+    """Injector that ends workers while hosts run a call of a function of the store.
 
     Args:
       monkeypatch: changes the store.
       function: the name of the function.
       when: the numbers of the calls, from 0.
       victim: returns the host from the arguments of the call.
+      end: ends the worker of a host.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class KillsInCalls:
         function: str,
         when: tuple[int, ...],
         victim: Callable[[Any, Any], int],
+        end: Callable[[int], None] = kill,
     ) -> None:
         self.left = len(when)
         count = 0
@@ -141,7 +143,7 @@ class KillsInCalls:
             if name == function:
                 if count in when:
                     self.left -= 1
-                    kill(victim(hosts, named))
+                    end(victim(hosts, named))
                 count += 1
             return result
 

@@ -302,9 +302,7 @@ class SimulatedTraining:
             lost = frozenset().union(*self.topology.holdings(self.replicas).values()) - left
             assert not lost, f"island{island} is released with the last copy of {lost}"
         memory = bool(staying) and self.chance.random() < 0.4
-        self.later(
-            self.chance.uniform(0, 0.5), lambda: self.lose(island, memory=memory, is_expected=True)
-        )
+        self.later(self.chance.uniform(0, 0.5), lambda: self.lose(island, memory=memory, is_expected=True))
 
     def take_snapshot(self, key: VersionKey) -> None:
         assert key.step == self.step, f"{key} is not at this boundary"
@@ -464,7 +462,9 @@ class SimulatedTraining:
             state |= {block: values[block] for block in load.blocks}
         assert set(state) == needs, f"host {host} restores {sorted(state)}, and needs {sorted(needs)}"
         own.devices = state
-        self.later(self.chance.choice((0.0, 0.3, 1.0)), lambda: self.notify(HostRestored(restore.attempt, host)))
+        self.later(
+            self.chance.choice((0.0, 0.3, 1.0)), lambda: self.notify(HostRestored(restore.attempt, host))
+        )
 
     def resume(self, attempt: int, step: int, replicas: tuple[int, ...]) -> None:
         assert step == self.step, f"steps go on from {step} at {self.step}"

@@ -199,6 +199,23 @@ class Tick:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LeaveDelayed:
+    """Request of the client that, should an island be told to leave, it goes on until `LeaveAllowed`.
+
+    It goes on for its grace period at most. Each request is ended by one `LeaveAllowed`.
+    """
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaveAllowed:
+    """End of a request to delay the leaving of an island."""
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class HostDisconnected:
     """Report that a host has closed its connections; how its process exited is reported later.
 
@@ -211,4 +228,14 @@ class HostDisconnected:
     host: int
 
 
-Event = GangEvent | HostDisconnected | PeerUnreachable | PeerReached | InputMissed | ReplyReceived | Tick
+Event = (
+    GangEvent
+    | LeaveDelayed
+    | LeaveAllowed
+    | HostDisconnected
+    | PeerUnreachable
+    | PeerReached
+    | InputMissed
+    | ReplyReceived
+    | Tick
+)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from pathways.runtime.control.records.events import LeaveAllowed, LeaveDelayed
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.host_session import HostSession
-from pathways.runtime.hosts.cluster.host import WorkerHandle
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.worker_cluster import Split, WorkerCluster
 from pathways.runtime.hosts.protocol.messages import Call
@@ -36,6 +37,14 @@ class LocalSession(HostSession):
     def spares(self) -> SpareStatus | None:
         """See `HostSession.spares`."""
         return self._workers.spares()
+
+    def delay_leave(self, workers: HostGang) -> None:
+        """See `Session.delay_leave`."""
+        self._core.handle(LeaveDelayed(workers.life.key))
+
+    def allow_leave(self, workers: HostGang) -> None:
+        """See `Session.allow_leave`."""
+        self._core.handle(LeaveAllowed(workers.life.key))
 
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
         """See `Session.bind`."""

@@ -161,6 +161,12 @@ class RemoteSession(HostSession):
         """See `Session.unload`."""
         self._unneeded.add(program)
 
+    def delay_leave(self, workers: HostGang) -> None:
+        """See `Session.delay_leave`: an island of a service refuses steps at once, which other clients give."""
+
+    def allow_leave(self, workers: HostGang) -> None:
+        """See `Session.allow_leave`."""
+
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
         """See `Session.bind`; the service knows the devices of other clients."""
         self._slices = DeviceAllocator(cluster, self._request_devices)
