@@ -162,7 +162,7 @@ class RemoteSession(HostSession):
         self._unneeded.add(program)
 
     def delay_leave(self, workers: HostGang) -> None:
-        """See `Session.delay_leave`: an island of a service refuses steps at once, which other clients give."""
+        """See `Session.delay_leave`; an island of a service refuses steps at once, those of all clients."""
 
     def allow_leave(self, workers: HostGang) -> None:
         """See `Session.allow_leave`."""
