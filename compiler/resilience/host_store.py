@@ -17,7 +17,7 @@ import numpy as np
 from pathways.compiler.data.on_hosts import call_of, lanes, values_of
 from pathways.compiler.resilience.host_layouts import ArrayPlace, HostArrayLayout, layout_of_array
 from pathways.compiler.resilience.store import SnapshotStore
-from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
@@ -376,7 +376,8 @@ class HostStore(SnapshotStore):
             hosts = [host.index for host in island.gang.hosts]
             own = [load for load in loads if load.host in hosts]
             if own and island.is_present:
-                with contextlib.suppress(HostError):
+                # Of a restore an event says that an island is lost.
+                with contextlib.nullcontext() if attempt is None else contextlib.suppress(HostError):
                     self._read_island(key, kept, island.gang, own, leaves, lane, attempt)
         return jax.tree.unflatten(kept.tree, leaves)
 
@@ -459,6 +460,11 @@ class HostStore(SnapshotStore):
     def version(self, key: VersionKey) -> Any:
         """See `SnapshotStore.version`. Its arrays are read on the hosts, beside those of the steps."""
         kept = self._kept[key]
+        if absent := sorted(
+            {self.topology.hosts[n].island for n in kept.holdings if not self._is_present(n)}
+        ):
+            named = ", ".join(f"island{island}" for island in absent)
+            raise lost(f"{key} cannot be read while there are no workers of {named}").error()
         present = {host: blocks for host, blocks in kept.copies.items() if self._is_present(host)}
         planned = plan_loads(kept.holdings, present, self.topology.hosts)
         if planned is None:

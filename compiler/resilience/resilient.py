@@ -51,6 +51,7 @@ from pathways.runtime.resilience.effects import (
 )
 from pathways.runtime.resilience.events import (
     BoundaryReached,
+    DiskSaveFailed,
     HostRestored,
     MetricsRead,
     RecoveryTick,
@@ -60,7 +61,7 @@ from pathways.runtime.resilience.events import (
     SnapshotStarted,
 )
 from pathways.runtime.resilience.phases import WaitingForIslands
-from pathways.runtime.resilience.records import RecoveryPolicy
+from pathways.runtime.resilience.records import RecoveryPolicy, VersionKey
 from pathways.runtime.resources.status import TrainingStatus, open_runs
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -442,8 +443,7 @@ class ResilientRun:
                 if self._replicas is not None:
                     self._replicas.load_ahead(self._core_of_open_run().present)
             case SaveToDisk(key):
-                assert self._disk is not None
-                self._disk.begin(key, self._store.version(key), self._positions[key.step])
+                self._save_to_disk(key)
             case PrepareReplicas(replicas):
                 assert self._replicas is not None
                 self._replicas.prepare(replicas)
@@ -483,6 +483,16 @@ class ResilientRun:
         self._in_flight.clear()
         self._state = None
         self._source.close()
+
+    def _save_to_disk(self, key: VersionKey) -> None:
+        assert self._disk is not None
+        try:
+            version = self._store.version(key)
+        except HostError as error:
+            # An island is lost, which an event says.
+            self._handle(DiskSaveFailed(key, str(error)))
+            return
+        self._disk.begin(key, version, self._positions[key.step])
 
     def _restore_from_disk(self, restore: RestoreState) -> None:
         assert self._disk is not None
@@ -528,17 +538,18 @@ class ResilientRun:
             return f"pw.resilient: stopped after step {self._given}; without disk= nothing of the run is kept"
         self._disk.wait()
         committed = None if self._core is None else self._core.table.committed
-        latest = self._disk.latest()
+        latest, stopped = self._disk.latest(), f"pw.resilient: stopped after step {self._given}"
         if committed is not None and committed.key.step > (latest or 0):
             step = committed.key.step
-            self._disk.save(step, self._store.version(committed.key), self._positions[step])
-            latest = step
+            try:
+                self._disk.save(step, self._store.version(committed.key), self._positions[step])
+                latest = step
+            except HostError as error:
+                # An island is lost, or has left, and is not back.
+                stopped += f"; {error}"
         if latest is None:
-            return f"pw.resilient: stopped after step {self._given}, before a version was saved"
-        return (
-            f"pw.resilient: stopped after step {self._given}; version {latest} is in {self._disk.folder}: "
-            "the same call goes on from it"
-        )
+            return f"{stopped}, before a version was saved"
+        return f"{stopped}; version {latest} is in {self._disk.folder}: the same call goes on from it"
 
     def _close(self, *, keeps: bool) -> None:
         if self in open_runs:

@@ -79,6 +79,7 @@ class SnapshotStore(abc.ABC):
 
         Raises:
           KeyError: some of it is in no memory any more.
+          HostError: an island is lost on which its arrays are read.
         """
 
     @abc.abstractmethod

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import jax
@@ -26,7 +24,6 @@ from resilient_training import (
 
 import pathways as pw
 from pathways.compiler.resilience import host_store
-from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.hosts
 
@@ -138,18 +135,6 @@ def test_resilient_training_survives_kills_in_islands_of_two_hosts(own_workers):
         }
         metrics = train(run, losses)
         assert_equal((metrics, jax.device_get(run.state)), expected)
-
-
-def test_resilient_training_goes_on_when_a_worker_gets_sigterm(own_workers):
-    pw.connect(hosts=2)
-    step, state = stages()
-    source = batches()
-    expected = undisturbed(step, state, source)
-    with nothing_left(), pw.resilient(step, state, source, every=3) as run:
-        losses = {5: lambda: os.kill(controller().hosts[1].process.pid, signal.SIGTERM)}
-        metrics = train(run, losses)
-        assert_equal((metrics, jax.device_get(run.state)), expected)
-        assert run.status().losses == 0
 
 
 def test_resilient_training_needs_space_before_the_first_step(own_workers, monkeypatch, tmp_path):

@@ -156,3 +156,42 @@ def test_resilient_state_is_that_of_the_last_step_when_a_worker_leaves_at_the_en
         metrics = train(run, {len(source) - 1: lambda: leave(0)})
         leave(1)
     assert_equal((metrics, jax.device_get(run.state)), expected)
+
+
+@pytest.mark.parametrize("end", [kill, leave])
+def test_resilient_training_goes_on_from_disk_after_ctrl_c_while_an_island_is_away(
+    own_workers, tmp_path, end
+):
+    """The version in memory cannot be read on an island without workers, so that an earlier one is left."""
+    pytest.importorskip("orbax.checkpoint.experimental.v1", reason="orbax-checkpoint is not installed")
+    pw.connect(hosts=2)
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+
+    def resilient() -> Any:
+        return pw.resilient(step, state, source, every=2, disk=tmp_path / "run", disk_every=1)
+
+    def stop() -> None:
+        end(1)
+        while run._core.hosts == (0, 1):
+            run._store.wait(0.1)
+            run._drain()
+            run._tick()
+        raise KeyboardInterrupt
+
+    def saved(version: int) -> None:
+        while (run.status().disk or 0) < version:
+            run._drain()
+            run._store.wait(0.1)
+
+    with nothing_left(), pytest.raises(KeyboardInterrupt) as caught, resilient() as run:
+        train(run, {5: lambda: saved(4), 9: stop})
+    (note,) = caught.value.__notes__
+    assert f"is in {tmp_path}/run: the same call goes on from it" in note
+    with nothing_left(), resilient() as run:
+        begin = run.step
+        assert f"version {begin} is in" in note
+        rest = dict(run.steps(len(source)))
+    assert [*rest] == [*range(begin, len(source))]
+    assert_equal(([*rest.values()], jax.device_get(run.state)), (expected[0][begin:], expected[1]))
