@@ -112,9 +112,10 @@ lab: venv ## hosts on slow, lossy and cut networks of namespaces, as root (ARGS=
 	@$(BIN)/pytest --junitxml=build/test/lab.xml --timeout=600 -v test/lab/long_networks.py $(ARGS) \
 	  || [ $$? = 5 -a -n '$(ARGS)' ]
 
-stress: venv ## threads, killed and stopped hosts for half an hour; random histories, and more examples of unit tests
+stress: venv ## threads, killed and stopped hosts, killed training for an hour; random histories, and more examples of unit tests
 	@$(BIN)/python test/support/stress_hosts.py $(or $(SEED),0) 600
 	@$(BIN)/python bench/soak.py --seconds 1200
+	@$(BIN)/python test/support/kill_training.py --kills 1000 --seed $(or $(SEED),0)
 	@for how in own attached; do $(BIN)/python test/support/interrupt_steps.py 10000 $(or $(SEED),0) $$how || exit 1; done
 	@$(BIN)/python test/runtime/control/histories.py --count 10000
 	@$(BIN)/python test/runtime/control/sharing.py --count 10000

@@ -264,3 +264,28 @@ def fail_untold(how: str) -> None:
             error.__notes__ = [Untold("a")]
             raise error
     raise Untold("b")
+
+
+class Pairs:
+    """Rows of two vectors, which follow from their numbers."""
+
+    def __getitem__(self, number: int) -> Any:
+        return tuple(np.random.default_rng(number).normal(size=(2, 8)).astype(np.float32))
+
+
+def pairs() -> Any:
+    return Pairs()
+
+
+class ShardOfPairs(Shard):
+    """Iterator over rows of two vectors."""
+
+    def __next__(self) -> Any:
+        self.position += 1
+        return tuple(
+            np.random.default_rng((self.shard, self.position)).normal(size=(2, 8)).astype(np.float32)
+        )
+
+
+def shard_of_pairs(shard: int, shards: int) -> Any:
+    return ShardOfPairs(shard, shards, 0)
