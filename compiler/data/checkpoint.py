@@ -28,6 +28,7 @@ from pathways.compiler.data.host_checkpoints import (
     CheckpointFailedError,
     HostSave,
     RestoredLeaf,
+    SnapshotArray,
     is_written_there,
     orbax_context,
     quiet_orbax,
@@ -522,7 +523,7 @@ def _saved(hosts: Client | None, path: Any, leaf: Any) -> Any:
         leaf = _with_type(leaf.aval, jax.numpy.asarray(data)) if _is_key(leaf.dtype) else data
     elif isinstance(leaf, _AS_ARRAYS):
         leaf = np.asarray(leaf)
-    if isinstance(leaf, Array | jax.Array | np.ndarray):
+    if isinstance(leaf, Array | SnapshotArray | jax.Array | np.ndarray):
         if not leaf.size:
             raise ValueError(f"{where} of shape {leaf.shape} has no elements, and Orbax saves none")
         if _is_key(leaf.dtype) or leaf.dtype == bool or jax.dtypes.issubdtype(leaf.dtype, np.number):

@@ -30,7 +30,7 @@ from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import ResultArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.protocol.shards import different_shards
-from pathways.runtime.hosts.worker import checkpoints
+from pathways.runtime.hosts.worker import checkpoints, snapshots
 
 _MODULE = checkpoints.__name__
 
@@ -63,6 +63,60 @@ class _CopiedShard:
     array: int
     shard: int
     first: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotVersion:
+    """Version of a state in the memory of hosts; see `runtime.hosts.worker.snapshots`.
+
+    Attributes:
+      controller: the controller of the hosts.
+      run: the name of the run.
+      key: the version.
+    """
+
+    controller: Client
+    run: str
+    key: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotBlock:
+    """Block of an array in the memory of a host.
+
+    Attributes:
+      host: the number of the host.
+      name: the name of the block there.
+      first: its first element in each dimension of the array.
+    """
+
+    host: int
+    name: str
+    first: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotArray:
+    """Array in the memory of hosts, which `save` has them write from there.
+
+    Attributes:
+      version: the version that it belongs to.
+      shape: its shape.
+      dtype: its dtype.
+      block_shape: the shape of each block.
+      blocks: the blocks, which do not overlap.
+    """
+
+    version: SnapshotVersion
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    block_shape: tuple[int, ...]
+    blocks: tuple[SnapshotBlock, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +299,11 @@ class HostSave:
         ]
 
     def _call_all(
-        self, function: str, named: dict[str, Any], own: Mapping[WorkerHandle, dict[str, Any]] | None = None
+        self,
+        function: str,
+        named: dict[str, Any],
+        own: Mapping[WorkerHandle, dict[str, Any]] | None = None,
+        module: str = _MODULE,
     ) -> tuple[list[FunctionCall], list[HostError]]:
         """Calls a function on all hosts with shards, with arguments of their own.
 
@@ -255,7 +313,7 @@ class HostSave:
         calls, lost = [], []
         for host in self._pieces:
             arguments = plain.encode([[], {"t": []}, named | (own or {}).get(host, {})], _NAME)
-            message = call_of(f"{_MODULE}:{function}", 0, self._lane, [], arguments, None)
+            message = call_of(f"{module}:{function}", 0, self._lane, [], arguments, None)
             try:
                 calls.append(self._controller.call(f"{_NAME}: {function}", host.gang, [host], message))
             except HostError as error:
@@ -272,6 +330,37 @@ class HostSave:
                     f"{self._controller.hosts[index]} has written {own}, but this process does not see it"
                 )
             time.sleep(0.05)
+
+
+class StoredSave(HostSave):
+    """Save of arrays in the memory of hosts, which need no copy: written, they are freed with their version.
+
+    Args:
+      arrays: the arrays, of one version.
+
+    Raises:
+      HostError: a host was lost.
+    """
+
+    def __init__(self, arrays: Sequence[SnapshotArray]) -> None:
+        version = arrays[0].version
+        self._controller = version.controller
+        self._name = f"pathways-{secrets.token_hex(8)}"
+        self._lane = next(lanes)
+        self._types = [(array.shape, array.dtype) for array in arrays]
+        self._shapes = [array.block_shape for array in arrays]
+        self._pieces = {}
+        names: dict[WorkerHandle, list[str]] = {}
+        for leaf, array in enumerate(arrays):
+            for block in array.blocks:
+                host = self._controller.hosts[block.host]
+                self._pieces.setdefault(host, []).append(_CopiedShard(leaf, 0, 0, block.first))
+                names.setdefault(host, []).append(block.name)
+        named = {"save": self._name, "run": version.run, "key": version.key}
+        own = {host: {"blocks": blocks} for host, blocks in names.items()}
+        self._copies, lost = self._call_all("map_blocks", named, own, snapshots.__name__)
+        if lost:
+            raise lost[0]
 
 
 def _restored(
@@ -558,17 +647,24 @@ def is_written_there(leaf: Any, controller: Client | None) -> bool:
 def saved_by_hosts(tree: Any, controller: Client | None) -> tuple[Any, HostSave | None]:
     """Copies the arrays of a tree that hosts write themselves; returns the tree with stand-ins for them.
 
+    A tree with arrays of a version in the memory of hosts has no other ones that hosts write.
+
     Raises:
       HostError: a host was lost.
       RuntimeError: an array was deleted.
     """
     named, structure = jax.tree.flatten_with_path(tree)
     leaves = [leaf for _, leaf in named]
-    numbers = [n for n, leaf in enumerate(leaves) if is_written_there(leaf, controller)]
-    if controller is None or not numbers:
-        return tree, None
-    names = [f"state{jax.tree_util.keystr(named[n][0])}" for n in numbers]
-    save = HostSave(controller, [leaves[n] for n in numbers], names)
+    save: HostSave
+    if stored := [n for n, leaf in enumerate(leaves) if isinstance(leaf, SnapshotArray)]:
+        numbers = stored
+        save = StoredSave([leaves[n] for n in numbers])
+    else:
+        numbers = [n for n, leaf in enumerate(leaves) if is_written_there(leaf, controller)]
+        if controller is None or not numbers:
+            return tree, None
+        names = [f"state{jax.tree_util.keystr(named[n][0])}" for n in numbers]
+        save = HostSave(controller, [leaves[n] for n in numbers], names)
     for number, n in enumerate(numbers):
         leaves[n] = SavedLeaf(save, number)
     return jax.tree.unflatten(structure, leaves), save

@@ -14,9 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from pathways.compiler.data.host_checkpoints import SnapshotVersion
 from pathways.compiler.data.on_hosts import call_of, lanes, values_of
 from pathways.compiler.resilience.host_layouts import ArrayPlace, HostArrayLayout, layout_of_array
 from pathways.compiler.resilience.store import SnapshotStore
+from pathways.compiler.resilience.stored_state import stored_leaves
 from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
@@ -357,15 +359,22 @@ class HostStore(SnapshotStore):
                 self._events.append(HostRestored(restore.attempt, host))
         return self._read_arrays(restore.key, restore.loads, restore.attempt)
 
-    def _read_arrays(self, key: VersionKey, loads: Sequence[BlockLoad], attempt: int | None) -> Any:
+    def _read_arrays(
+        self,
+        key: VersionKey,
+        loads: Sequence[BlockLoad],
+        attempt: int | None,
+        kept: _StateOnHosts | None = None,
+    ) -> Any:
         """Begins to read a version from memory; returns its state.
 
         Args:
           key: the version.
           loads: what each host reads from where.
           attempt: that of `RestoreState`, whose answers are reported; None for another purpose.
+          kept: the state, with layouts of the arrays that are read; all by default.
         """
-        kept = self._kept[key]
+        kept = self._kept[key] if kept is None else kept
         # Each time in a lane of its own: what an earlier attempt waits for may not come.
         lane = next(lanes)
         leaves = [
@@ -458,7 +467,10 @@ class HostStore(SnapshotStore):
         return jax.tree.map(_as_numpy, tree)
 
     def version(self, key: VersionKey) -> Any:
-        """See `SnapshotStore.version`. Its arrays are read on the hosts, beside those of the steps."""
+        """See `SnapshotStore.version`. Hosts write its arrays from their memory.
+
+        Those that a file cannot have in such blocks are read on the hosts, beside those of the steps.
+        """
         kept = self._kept[key]
         if absent := sorted(
             {self.topology.hosts[n].island for n in kept.holdings if not self._is_present(n)}
@@ -466,11 +478,17 @@ class HostStore(SnapshotStore):
             named = ", ".join(f"island{island}" for island in absent)
             raise lost(f"{key} cannot be read while there are no workers of {named}").error()
         present = {host: blocks for host, blocks in kept.copies.items() if self._is_present(host)}
+        owners: dict[str, list[int]] = {}
+        for host, blocks in sorted(present.items()):
+            for name in blocks:
+                owners.setdefault(name, []).append(host)
+        version = SnapshotVersion(self._client, self._run, _plain(key))
+        kept = dataclasses.replace(kept, leaves=stored_leaves(kept.leaves, version, owners))
         planned = plan_loads(kept.holdings, present, self.topology.hosts)
         if planned is None:
             raise KeyError(f"{key} is in no memory any more")
         loads = [BlockLoad(host, source, blocks) for (source, host), blocks in planned.items()]
-        return self._read_arrays(key, loads, None)
+        return self._read_arrays(key, loads, None, kept)
 
     def sizes(self) -> dict[int, int]:
         """See `SnapshotStore.sizes`."""

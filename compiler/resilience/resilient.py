@@ -488,9 +488,9 @@ class ResilientRun:
         assert self._disk is not None
         try:
             version = self._store.version(key)
-        except HostError as error:
-            # An island is lost, which an event says.
-            self._handle(DiskSaveFailed(key, str(error)))
+        except (HostError, KeyError) as error:
+            # An island is lost, which an event says, now or later.
+            self._handle(DiskSaveFailed(key, str(error.args[0])))
             return
         self._disk.begin(key, version, self._positions[key.step])
 

@@ -61,7 +61,7 @@ class Training:
     Attributes:
       step: the program.
       state: the state that it begins with.
-      source: the source of batches, of which there are enough.
+      source: the source of batches, at least `STEPS` of them.
       batches: the same batches, for an undisturbed run.
       idle: the islands that run no steps.
       options: more options of `pw.resilient`.
@@ -119,21 +119,21 @@ def of_grain() -> Training:
     import grain
 
     dataset = grain.MapDataset.range(STEPS).shuffle(seed=1).map(batch_of).to_iter_dataset()
-    made = slices((0, 1), (0, 1), schedule="1f1b")
-    return dataclasses.replace(made, source=dataset, batches=lambda: iter(dataset))
+    pipeline = slices((0, 1), (0, 1), schedule="1f1b")
+    return dataclasses.replace(pipeline, source=dataset, batches=lambda: iter(dataset))
 
 
 def of_hosts(function: str, **options: int) -> Training:
     """Trains a pipeline on batches that hosts make."""
-    made = slices((0, 1), (0, 1), schedule="1f1b")
-    made.step.place(made.state, batch_of(0))
+    pipeline = slices((0, 1), (0, 1), schedule="1f1b")
+    pipeline.step.place(pipeline.state, batch_of(0))
     source = pw.on_hosts(f"host_functions:{function}")
 
     def batches() -> Iterator[Any]:
-        with pw.prefetch(source, made.step, "batch", count=STEPS, **options) as read:
+        with pw.prefetch(source, pipeline.step, "batch", count=STEPS, **options) as read:
             yield from read
 
-    return dataclasses.replace(made, source=source, batches=batches, options=options)
+    return dataclasses.replace(pipeline, source=source, batches=batches, options=options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Killer:
         self._report = report
         self._chance = random.Random(seed)
         self._began = time.monotonic()
-        # The kills of each island since a step was done that was issued later; of idle ones the last kill.
+        # The kills of each island since a step was done that was issued later.
         self._since: collections.Counter[int] = collections.Counter()
         self._issued = 0
         self._idle_since: dict[int, float] = {}
@@ -385,7 +385,7 @@ def _noted_calls(killer: Killer) -> Iterator[None]:
         Client.call = called  # type: ignore[method-assign]
 
 
-class Watch:
+class ProgressWatch:
     """Thread that ends this process when a run makes no progress, and says what the run was."""
 
     def __init__(self, described: Callable[[], str]) -> None:
@@ -393,7 +393,7 @@ class Watch:
         self._deadline = time.monotonic() + LIMIT_S
         self._stop = threading.Event()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ProgressWatch:
         threading.Thread(target=self._work, daemon=True).start()
         return self
 
@@ -442,7 +442,7 @@ def play(name: str, seed: str, limit: int, report: Callable[[], None] = lambda: 
     pw.disconnect()
     logging.getLogger("pathways").addHandler(lines)
     try:
-        with Watch(described) as watch:
+        with ProgressWatch(described) as watch:
             _play(SCENARIOS[name], killer, watch)
     except Exception as error:
         raise AssertionError(described()) from error
@@ -452,13 +452,13 @@ def play(name: str, seed: str, limit: int, report: Callable[[], None] = lambda: 
     return killer.kills
 
 
-def _play(scenario: Scenario, killer: Killer, watch: Watch) -> None:
+def _play(scenario: Scenario, killer: Killer, watch: ProgressWatch) -> None:
     pw.connect(islands=scenario.islands, options=pw.HostOptions(spares=1))
-    made = scenario.make()
-    expected = undisturbed(made)
+    chosen = scenario.make()
+    expected = undisturbed(chosen)
     metrics = []
-    run = pw.resilient(made.step, made.state, made.source, every=3, **made.options)
-    with _noted_calls(killer), run, killer.kills_in(run, made.idle):
+    run = pw.resilient(chosen.step, chosen.state, chosen.source, every=3, **chosen.options)
+    with _noted_calls(killer), run, killer.kills_in(run, chosen.idle):
         for n, values in run.steps(STEPS):
             assert n == len(metrics)
             metrics.append(values)

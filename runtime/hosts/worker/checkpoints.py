@@ -1,7 +1,7 @@
 """Checkpoint input and output on hosts, with tensorstore; called by `compiler.data.host_checkpoints`.
 
 A save is two calls. `copy` is ordered among steps, so the arrays may be donated right after it; `write` takes
-as long as the disk does, and holds no array.
+as long as the disk does, and holds no array. `snapshots.map_blocks` takes the place of `copy` for snapshots.
 """
 
 from __future__ import annotations

@@ -389,6 +389,20 @@ def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]
 
 
 @_for_clients
+def map_blocks(*, run: RunName, key: Version, save: BlockName, blocks: list[BlockName]) -> None:
+    """Maps blocks of a version, which `checkpoints.write` writes to disk; they stay when it is removed.
+
+    Args:
+      run: the name of the run.
+      key: the version.
+      save: the name of the save; see `checkpoints`.
+      blocks: the names of the blocks, in order.
+    """
+    stored = _run(run).read(VersionKey(*key), blocks)
+    context().kept[save] = [stored[name].data for name in blocks]
+
+
+@_for_clients
 def keep(*, run: RunName, keys: list[Version], newest: Version | None) -> None:
     """Removes the versions up to `newest`, except some.
 
