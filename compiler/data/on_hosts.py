@@ -153,6 +153,7 @@ class FunctionOnHosts(ProcessBound):
                         [array.step_at(where) for array, where in taken],
                     )
                     calls.append(call)
+                    hosts.used.add(gang.number)
                     for n, (aval, _) in enumerate(outputs or ()):
                         where = gang.location((records or ())[n].placement)
                         results.append(Array(hosts, aval, {where: call.number + 1 + n}, call))

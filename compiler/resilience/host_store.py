@@ -32,6 +32,7 @@ from pathways.runtime.resilience.events import (
     CopyFailed,
     HostRestored,
     IslandAbandoned,
+    IslandsUsed,
     ReplicasPrepared,
     ResilienceEvent,
     RestoreFailed,
@@ -147,6 +148,9 @@ class HostStore(SnapshotStore):
         self._islands = [_KnownIsland(gang) for gang in client.pool.gangs]
         # Workers that go on when they are told to leave, until there is a version of what they have.
         self._delayed: set[HostGang] = set()
+        # The islands that have some of the state, and all that were reported to be used.
+        self._holding: set[int] = set()
+        self._used: frozenset[int] = frozenset()
         self._kept: dict[VersionKey, _StateOnHosts] = {}
         self._newest: VersionKey | None = None
         self._space: dict[int, dict[str, Any]] = {}
@@ -246,6 +250,7 @@ class HostStore(SnapshotStore):
         holdings = kept.holdings
         if holdings and not self._has_space:
             self._check_space(kept)
+        self._holding.update(self.topology.hosts[host].island for host in holdings)
         self._kept[key] = kept
         self._newest = key
         return holdings
@@ -542,6 +547,10 @@ class HostStore(SnapshotStore):
 
     def _poll_islands(self) -> list[ResilienceEvent]:
         events: list[ResilienceEvent] = []
+        used = self._holding | self._client.used
+        if used != self._used and len(self.topology.replicas) == 1:
+            self._used = frozenset(used)
+            events.append(IslandsUsed(self._used))
         for number, island in enumerate(self._islands):
             # Also of workers that leave, and accept nothing more because their time is over.
             if island.is_present and (problem := island.gang.life.problem) is not None:

@@ -15,6 +15,7 @@ completion of a copy that was dropped, change nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ from pathways.runtime.resilience.events import (
     DiskSaveFailed,
     HostRestored,
     IslandAbandoned,
+    IslandsUsed,
     MemoryLost,
     MetricsRead,
     RecoveryTick,
@@ -206,6 +208,11 @@ class ResilienceCore:
             case MetricsRead(count):
                 self._metrics_read = max(self._metrics_read, count)
                 return self._commit(now)
+            case IslandsUsed(islands):
+                # No replica is left out: the shell knows the islands of replicas.
+                assert len(self._topology.replicas) == 1
+                self._topology = dataclasses.replace(self._topology, replicas=(islands,))
+                return self._go_on(now) if isinstance(self.phase, WaitingForIslands) else []
             case WorkersLost():
                 return self._lose_workers(event, now)
             case MemoryLost(host):
@@ -483,6 +490,8 @@ class ResilienceCore:
             used = self._topology.islands(restore.replicas)
             # Islands on which no replica runs are needed, too, while others read copies from them.
             used |= {self._topology.hosts[load.source].island for load in restore.loads}
+            # As are those whose answers are awaited, though it is known by now that no step uses them.
+            used |= {self._topology.hosts[host].island for host in self.phase.pending}
         if island not in used:
             # What it was to keep for others, another one keeps. The pending version may be complete without
             # the copies that became orphans.

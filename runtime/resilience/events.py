@@ -56,6 +56,17 @@ class MetricsRead:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class IslandsUsed:
+    """Steps need these islands and no others, of a program without replicas; until this, all are needed.
+
+    Comes before the loss of an island that it leaves out. An island that is added may be absent: steps that
+    need it wait for it, and lose nothing.
+    """
+
+    islands: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class WorkersLost:
     """The workers of an island are lost with the arrays of their devices; the memory of its hosts stays."""
 
@@ -164,6 +175,7 @@ ResilienceEvent = (
     | CopyCompleted
     | CopyFailed
     | MetricsRead
+    | IslandsUsed
     | WorkersLost
     | MemoryLost
     | WorkersReturned

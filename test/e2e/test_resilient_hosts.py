@@ -218,3 +218,18 @@ def test_resilient_state_is_that_of_the_last_step_after_a_loss_at_the_end(own_wo
         metrics = train(run, {})
         lose_all()
     assert_equal((metrics, jax.device_get(run.state)), expected)
+
+
+def test_resilient_training_goes_on_without_an_island_that_it_does_not_use(own_workers):
+    """The island kept copies for another one, and does not return; another one takes its place."""
+    pw.connect(hosts=3, options=pw.HostOptions(restart_seconds=0))
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+    with nothing_left(), pw.resilient(step, state, source, every=3) as run:
+        metrics = train(run, {4: lambda: kill(2), 9: lambda: is_protected_again(run)})
+        final = jax.device_get(run.state)
+        status = run.status()
+        assert (status.losses, status.protected) == (1, True)
+        assert run._core.attempt == 1
+    assert_equal((metrics, final), expected)

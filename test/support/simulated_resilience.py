@@ -8,6 +8,7 @@ restarted. Every event is followed by a check of the invariants.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 from collections.abc import Callable, Collection, Mapping
 
@@ -35,6 +36,7 @@ from pathways.runtime.resilience.events import (
     DiskSaveFailed,
     HostRestored,
     IslandAbandoned,
+    IslandsUsed,
     MemoryLost,
     MetricsRead,
     RecoveryTick,
@@ -158,7 +160,9 @@ class SimulatedTraining:
         self.ahead = self.chance.randint(1, 3)
         self.slowest_copy = self.chance.choice((0.05, 0.5, 2.0))
         self.failing = self.chance.choice((0.0, 0.0, 0.1))
-        self.core = make(self.topology, self.policy)
+        # A shell learns what the only replica uses when its programs are loaded.
+        self.learns = len(self.topology.replicas) == 1 and self.chance.random() < 0.5
+        self.core = make(self.known(), self.policy)
         self.replicas = self.core.replicas
         self.disk: set[int] = set()
         self.history: list[tuple[float, object, list[ResilienceEffect]]] = []
@@ -189,6 +193,20 @@ class SimulatedTraining:
         self.dropped: set[VersionKey] = set()
         self.restoring: RestoreState | None = None
         self.has_released = False
+        self.has_learnt = not self.learns
+        if self.learns:
+            self.later(self.chance.uniform(0, ACT_SECONDS / 2), self.learn)
+
+    def known(self) -> ReplicaTopology:
+        """Returns the topology as a new controller knows it."""
+        if not self.learns:
+            return self.topology
+        return dataclasses.replace(self.topology, replicas=(frozenset(self.islands),))
+
+    def learn(self) -> None:
+        """Notifies the core of the islands that steps use."""
+        self.has_learnt = True
+        self.notify(IslandsUsed(self.topology.replicas[0]))
 
     def devices(self, host: int) -> dict[str, int]:
         devices = self.hosts[host].devices
@@ -522,7 +540,11 @@ class SimulatedTraining:
                 return
             self.unknown -= 1
             self.lost_at.setdefault(island, self.time.now)
+            is_running = isinstance(self.core.phase, StepsRunning)
             self.notify(WorkersLost(island, "killed by signal 9"))
+            if is_running and self.has_learnt and island not in self.topology.islands(self.replicas):
+                assert not self.is_held, f"steps wait for island{island}, which they do not use"
+                self.counts["losses of unused islands"] += 1
             for host in hosts if memory else ():
                 self.notify(MemoryLost(host))
 
@@ -607,7 +629,7 @@ class SimulatedTraining:
         self.replicas = tuple(range(len(self.topology.replicas)))
         for host in self.hosts.values():
             host.devices = {}
-        self.core = self.make(self.topology, self.policy, stored, max(self.disk, default=None))
+        self.core = self.make(self.known(), self.policy, stored, max(self.disk, default=None))
         self.do(self.core.start(self.time.now), None)
 
     # Invariants.

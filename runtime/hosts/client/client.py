@@ -43,6 +43,7 @@ class Client:
       fetching: a lock like `order`, held from reading the number of an array until its fetch is sent. Nothing
         blocks while it is held.
       traces: the traces that the workers take part in.
+      used: the islands that programs were loaded on, or that functions of the user were called on.
       step_deadline: see `Session`.
     """
 
@@ -52,6 +53,7 @@ class Client:
         self.hosts = session.pool.hosts
         self.cluster = session.cluster
         self.traces = session.traces
+        self.used: set[int] = set()
         self.step_deadline = session.step_deadline
         self.fetching = threading.Lock()
         self._is_multi_host = session.is_multi_host
@@ -76,7 +78,9 @@ class Client:
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """Compiles a program on its hosts, see `Session.load`."""
-        return self.session.load(program, split)
+        loaded = self.session.load(program, split)
+        self.used.update(gang.number for gang in loaded.gangs)
+        return loaded
 
     def is_usable(self) -> bool:
         """Returns whether it is open, and all islands have workers or restart."""

@@ -34,6 +34,7 @@ from pathways.runtime.resilience.events import (
     DiskSaveCompleted,
     HostRestored,
     IslandAbandoned,
+    IslandsUsed,
     MemoryLost,
     MetricsRead,
     RecoveryTick,
@@ -254,6 +255,24 @@ def leaving_islands_are_kept_until_they_are_lost(patch: pytest.MonkeyPatch) -> N
     patch.setattr(ResilienceCore, "_hold_for_leaving", lambda self, now: [])
 
 
+def unused_islands_are_waited_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        ReplicaTopology, "islands", lambda self, replicas: frozenset(p.island for p in self.hosts.values())
+    )
+
+
+def answers_of_unused_islands_are_awaited(patch: pytest.MonkeyPatch) -> None:
+    remove = ResilienceCore._remove
+
+    def lose_silently(self: ResilienceCore, island: int, now: float) -> list[ResilienceEffect]:
+        if isinstance(self.phase, cores.RestoringState) and island not in self._topology.islands((0,)):
+            self.present -= {island}
+            return []
+        return remove(self, island, now)
+
+    patch.setattr(ResilienceCore, "_remove", lose_silently)
+
+
 def hosts_that_return_keep_what_was_dropped(patch: pytest.MonkeyPatch) -> None:
     kept = ResilienceCore._kept
     patch.setattr(ResilienceCore, "_kept", lambda self: KeepVersions(self.hosts[:1], kept(self).keys))
@@ -287,6 +306,8 @@ PLANTS: list[Plant] = [
     leaving_islands_are_released_before_they_are_copied,
     leaving_islands_are_kept_until_they_are_lost,
     hosts_that_return_keep_what_was_dropped,
+    unused_islands_are_waited_for,
+    answers_of_unused_islands_are_awaited,
 ]
 
 
@@ -545,6 +566,29 @@ def test_resilience_loses_an_island_that_leaves_before_it_is_copied():
     shell.notify(WorkersReturned(1))
     assert [restore.step for restore in shell.of(RestoreState)] == [0]
     assert shell.core.losses == 1
+
+
+def test_resilience_holds_no_steps_for_an_island_that_they_do_not_use():
+    everywhere = stages(3)
+    blocks = {host: frozenset((f"block {host}",)) for host in (0, 1)}
+    topology = dataclasses.replace(everywhere, holdings=lambda replicas, key=None: blocks)
+    shell = Shell(ResilienceCore(topology, RecoveryPolicy(5)))
+    shell.run_to(6)
+    shell.notify(IslandsUsed(frozenset((0, 1))))
+    shell.effects.clear()
+    # Island 2 keeps the copies of island 1: they are made again, on island 0.
+    shell.is_slow = True
+    shell.notify(WorkersLost(2, "killed"))
+    assert not any(isinstance(effect, HoldSteps | RestoreState) for effect in shell.effects)
+    assert not shell.core.is_protected
+    (copies,) = shell.of(MakeCopies)
+    assert places([copies]) == [(1, 0)]
+    for copy in copies.copies:
+        shell.notify(CopyCompleted(copy.number))
+    assert shell.core.is_protected
+    # Steps that need it later wait for it themselves, and have lost nothing.
+    shell.notify(IslandsUsed(frozenset((0, 1, 2))))
+    assert shell.of(HoldSteps) == []
 
 
 def test_resilience_runs_fewer_replicas_and_all_again():
