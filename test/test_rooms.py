@@ -92,6 +92,7 @@ MAX_MODULES = 16
 
 EXCEPTIONS = {
     "compiler.data.checkpoint imports etils inside of a function",
+    "compiler.resilience.run_folder imports etils inside of a function",
     "compiler.data.checkpoint imports orbax inside of a function",
     "compiler.data.host_checkpoints imports orbax inside of a function",
     "compiler.lower.bundles imports pathways, which is to its right",

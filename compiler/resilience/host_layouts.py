@@ -95,11 +95,15 @@ class HostArrayLayout:
 
 def layout_of_array(name: str, array: Array) -> HostArrayLayout:
     """Returns the layout of an array; of typed PRNG keys that of their words."""
-    aval = array.aval
+    return layout_at(name, array.aval, array.locations)
+
+
+def layout_at(name: str, aval: Any, locations: Sequence[Location]) -> HostArrayLayout:
+    """Returns the layout of an array of some type at some locations."""
     is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
     data = jax.eval_shape(jax.random.key_data, aval) if is_key else aval
     shape = tuple(data.shape)
-    places = tuple(_place(name, shape, where) for where in array.locations)
+    places = tuple(_place(name, shape, where) for where in locations)
     return HostArrayLayout(name, aval, np.dtype(data.dtype), places)
 
 

@@ -19,6 +19,7 @@ from pathways.compiler.data.on_hosts import call_of, lanes, values_of
 from pathways.compiler.resilience.host_layouts import ArrayPlace, HostArrayLayout, layout_of_array
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.resilience.stored_state import stored_leaves
+from pathways.compiler.resilience.version_records import RecordedVersion, VersionRecorder, read_versions
 from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
@@ -48,6 +49,7 @@ from pathways.runtime.resilience.records import (
     Holdings,
     HostPlace,
     ReplicaTopology,
+    StoredVersion,
     VersionKey,
 )
 from pathways.runtime.snapshots.leftovers import remove_leftovers
@@ -145,6 +147,7 @@ class HostStore(SnapshotStore):
     def __init__(self, client: Client) -> None:
         self._client = client
         self._run = run_name(secrets.token_hex(16))
+        self._recorder = VersionRecorder()
         self._islands = [_KnownIsland(gang) for gang in client.pool.gangs]
         # Workers that go on when they are told to leave, until there is a version of what they have.
         self._delayed: set[HostGang] = set()
@@ -162,13 +165,17 @@ class HostStore(SnapshotStore):
         # In one lane what changes memory, in its order; streams and restores do not wait for each other.
         self._memory_lane, self._stream_lane, self._restore_lane = next(lanes), next(lanes), next(lanes)
 
-    def open(self, state: Any) -> None:
+    def open(self, state: Any, run: str | None) -> None:
         """See `SnapshotStore.open`.
 
         Raises:
+          ValueError: an earlier controller has left versions of another state.
           SnapshotError: a host has too little memory, or no folder for it.
           HostError: a host was lost.
         """
+        # What clients of a service have left is removed when they disconnect.
+        if run is not None and self._client.session.owns_workers:
+            self._run, self.outlives = run, True
         gangs = self._client.pool.current(range(len(self._islands)))
         self._islands = [_KnownIsland(gang) for gang in gangs]
         calls = [self._open_island(gang) for gang in gangs]
@@ -189,7 +196,33 @@ class HostStore(SnapshotStore):
             (frozenset(numbers),),
             lambda replicas, key: self._kept[key].holdings,
         )
+        self._read_stored(state)
         self._check_space_at_start(state)
+
+    def _read_stored(self, state: Any) -> None:
+        """Reads what an earlier controller has left in the memory of hosts.
+
+        Raises:
+          ValueError: versions of another state.
+        """
+        blocks: dict[VersionKey, dict[int, Blocks]] = {}
+        for host, found in self._space.items():
+            for step, attempt, names in found["versions"]:
+                blocks.setdefault(VersionKey(step, attempt), {})[host] = frozenset(names)
+        if not blocks:
+            return
+        self._newest = max(blocks, key=lambda key: (key.attempt, key.step))
+        # They stay if the state is another one.
+        self.stored = {key: StoredVersion(own, False, (0,)) for key, own in blocks.items()}
+        records: dict[VersionKey, str] = {}
+        for call in self._call_all("read_records", {}):
+            for found in values_of(self._client, call):
+                records |= {VersionKey(step, attempt): text for step, attempt, text in found}
+        recorded = read_versions(records, state, [island.gang for island in self._islands])
+        tree = jax.tree.structure(state)
+        self._kept = {key: _StateOnHosts(tree, one.leaves, {}, blocks[key]) for key, one in recorded.items()}
+        self.stored = {key: StoredVersion(own, key in recorded, (0,)) for key, own in blocks.items()}
+        self.positions = {key.step: one.position for key, one in recorded.items()}
 
     def _check_space_at_start(self, state: Any) -> None:
         """Checks that versions fit in the memory of all hosts, wherever steps will have the state."""
@@ -199,9 +232,7 @@ class HostStore(SnapshotStore):
             return
         copies = _VERSIONS * min(2, len(self._islands))
         needed = copies * sum(_nbytes(leaf) for leaf in leaves)
-        free = sum(found["bytes"] for found in self._file_systems().values())
-        if needed > free:
-            raise self._no_space(f"at least {size(needed)}", free, self._space)
+        self._require(needed, f"at least {size(needed)}", self._space)
 
     def _check_space(self, kept: _StateOnHosts) -> None:
         """Checks that versions fit in the memory of each host."""
@@ -210,28 +241,37 @@ class HostStore(SnapshotStore):
         needs = {host: sum(sizes[name] for name in names) for host, names in own.items()}
         for (_, target), names in place_buddy_copies(own, [*hosts], hosts).items():
             needs[target] = needs.get(target, 0) + sum(sizes[name] for name in names)
-        for system, found in self._file_systems().items():
+        for system in {_file_system(found) for found in self._space.values()}:
             # Hosts of one machine may share a file system, and with it the free bytes.
             sharing = [host for host, own in self._space.items() if _file_system(own) == system]
             needed = _VERSIONS * sum(needs.get(host, 0) for host in sharing)
-            if needed > found["bytes"]:
-                raise self._no_space(size(needed), found["bytes"], sharing)
+            self._require(needed, size(needed), sharing)
         self._has_space = True
 
-    def _file_systems(self) -> dict[tuple[str, int], dict[str, Any]]:
-        return {_file_system(found): found for found in self._space.values()}
-
-    def _no_space(self, needed: str, free: int, hosts: Collection[int]) -> SnapshotError:
-        first = min(hosts)
-        folder = self._space[first]["folder"]
-        named = ", ".join(f"host {host}" for host in sorted(hosts))
+    def _require(self, needed: int, named: str, hosts: Collection[int]) -> None:
+        """Checks the free bytes of some hosts; makes room first, if that is necessary."""
+        if needed > self._free_bytes(hosts):
+            for gang in (island.gang for island in self._islands if island.is_present):
+                own = [host.index for host in gang.hosts]
+                with contextlib.suppress(HostError):
+                    call = self._call("free_memory", gang, own, self._memory_lane, {})
+                    for host, found in zip(own, values_of(self._client, call), strict=True):
+                        self._space[host] |= found
+        if needed <= (free := self._free_bytes(hosts)):
+            return
+        folder = self._space[min(hosts)]["folder"]
         option = "HostOptions(snapshot_folder=)"
         if not self._client.session.owns_workers:
             option = "snapshot_folder in the file of the cluster"
-        return SnapshotError(
-            f"pw.resilient: snapshots need {needed}, {size(free)} free on {named} in {folder}; give the "
+        hosts_named = ", ".join(f"host {host}" for host in sorted(hosts))
+        raise SnapshotError(
+            f"pw.resilient: snapshots need {named}, {size(free)} free on {hosts_named} in {folder}; give the "
             f"machine or container more shared memory, or set {option}"
         )
+
+    def _free_bytes(self, hosts: Collection[int]) -> int:
+        systems = {_file_system(self._space[host]): self._space[host] for host in hosts}
+        return sum(found["bytes"] for found in systems.values())
 
     def take(self, key: VersionKey, state: Any) -> Holdings:
         """See `SnapshotStore.take`.
@@ -343,8 +383,14 @@ class HostStore(SnapshotStore):
             return
         self._pending.append(_PendingCall(call, on_end))
 
-    def commit(self, key: VersionKey) -> None:
+    def commit(self, key: VersionKey, position: Any) -> None:
         """See `SnapshotStore.commit`."""
+        kept = self._kept[key]
+        # Without blocks, it is the state that the same call has, too.
+        if self.outlives and kept.layouts:
+            record = self._recorder.write(kept.tree, RecordedVersion(kept.leaves, position))
+            if record is not None:
+                self._call_all("commit", {"key": _plain(key), "record": record})
 
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
         """See `SnapshotStore.keep`."""
@@ -628,9 +674,11 @@ class HostStore(SnapshotStore):
             if not self._events:
                 time.sleep(_POLL_SECONDS)
 
-    def close(self) -> None:
+    def close(self, *, keeps: bool) -> None:
         """See `SnapshotStore.close`."""
         self._kept.clear()
+        if keeps and self.outlives:
+            return
         for call in self._call_all("close_run", {}):
             with contextlib.suppress(HostError):
                 self._client.wait_for_call(call)
@@ -643,7 +691,7 @@ class HostStore(SnapshotStore):
         machine = this_machine()
         for folder in {found["folder"] for found in self._space.values() if found["machine"] == machine}:
             with contextlib.suppress(OSError):
-                remove_leftovers(folder, math.inf, lambda run: run == self._run)
+                remove_leftovers(folder, math.inf, lambda one: one.cluster == self._run)
 
     def _gang_of(self, host: int) -> HostGang:
         return self._islands[self.topology.hosts[host].island].gang

@@ -87,7 +87,7 @@ class LocalSnapshotStore(SnapshotStore):
         self._events: collections.deque[ResilienceEvent] = collections.deque()
         self._changed = threading.Condition()
 
-    def open(self, state: Any) -> None:
+    def open(self, state: Any, run: str | None) -> None:
         """See `SnapshotStore.open`."""
 
     def set_replicas(self, replicas: StepReplicas) -> None:
@@ -175,7 +175,7 @@ class LocalSnapshotStore(SnapshotStore):
                         found[name] = np.array(data_there[relative(block, shard)])
         return found
 
-    def commit(self, key: VersionKey) -> None:
+    def commit(self, key: VersionKey, position: Any) -> None:
         """See `SnapshotStore.commit`."""
         self._kept[key].arrays.clear()
 
@@ -319,7 +319,7 @@ class LocalSnapshotStore(SnapshotStore):
         with self._changed:
             self._changed.wait_for(lambda: bool(self._events), seconds)
 
-    def close(self) -> None:
+    def close(self, *, keeps: bool) -> None:
         """See `SnapshotStore.close`."""
         self._kept.clear()
         for memory in self._memory.values():

@@ -20,6 +20,7 @@ from pathways.compiler.resilience.disk import DiskVersions
 from pathways.compiler.resilience.host_store import HostStore
 from pathways.compiler.resilience.local_store import LocalSnapshotStore
 from pathways.compiler.resilience.recovery_spans import RecoverySpans
+from pathways.compiler.resilience.run_folder import RunFolder
 from pathways.compiler.resilience.settings import (
     Step,
     checked_count,
@@ -107,6 +108,7 @@ class ResilientRun:
         self._store = store
         self._policy = policy
         self._disk = disk
+        self._folder = None if disk is None else RunFolder(disk.folder)
         # The program whose replicas may be fewer, and the smallest number of them.
         self._minimum = minimum
         self._replicas: StepReplicas | None = None
@@ -130,31 +132,36 @@ class ResilientRun:
 
     @boundary
     def __enter__(self) -> ResilientRun:
-        """Begins: goes on from the version on disk, where there is one.
+        """Begins: goes on from the later of the versions in memory and on disk, where there is one.
 
         Raises:
           TypeError: the source cannot be rewound.
-          ValueError: no number of replicas meets `minimum`.
+          ValueError: no number of replicas meets `minimum`, or the folder has a run with another state.
+          RuntimeError: another process has the folder.
           HostError: the state cannot be protected.
         """
         if self._core is not None:
             raise RuntimeError("pw.resilient: a run begins once; call pw.resilient again")
-        self._positions[0] = self._source.open()
+        run = None if self._folder is None else self._folder.open()
         try:
-            self._store.open(self._state)
+            self._positions[0] = self._source.open()
+            self._store.open(self._state, run)
+            self._positions |= self._store.positions
             disk_step = None
             if self._disk is not None:
                 self._source.check_saved(self._positions[0])
                 disk_step = self._disk.latest()
             self._is_open = True
             self._prepare_replicas()
-            self._core = ResilienceCore(self._store.topology, self._policy, disk_step=disk_step)
+            self._core = ResilienceCore(
+                self._store.topology, self._policy, self._store.stored, disk_step=disk_step
+            )
             self._apply(self._core.start(time.monotonic()))
             self._settle()
         except BaseException:
-            self._close(keeps=True)
+            self._close(keeps=bool(self._store.stored))
             raise
-        # A run that continues from disk begins after steps whose metrics an earlier run has read.
+        # A run that continues begins after steps whose metrics an earlier run has read.
         self._read_steps = self.step
         open_runs.append(self)
         return self
@@ -193,17 +200,18 @@ class ResilientRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            try:
-                self._finish()
-            finally:
-                self._close(keeps=False)
-            return
+        # What is in memory stays until it is on disk.
+        keeps = True
         try:
-            with contextlib.suppress(Exception):
-                error.add_note(self._save_committed())
+            if error is None:
+                self._finish()
+                keeps = False
+            else:
+                with contextlib.suppress(Exception):
+                    note, keeps = self._save_committed()
+                    error.add_note(note)
         finally:
-            self._close(keeps=True)
+            self._close(keeps=keeps)
 
     def steps(self, count: int) -> Iterator[tuple[int, Any]]:
         """Runs steps until `count` are done in all, and yields the number and the metrics of each.
@@ -428,7 +436,7 @@ class ResilientRun:
             case MakeCopies(key, copies):
                 self._store.make_copies(key, copies)
             case CommitVersion(key):
-                self._store.commit(key)
+                self._store.commit(key, self._positions[key.step])
             case KeepVersions(hosts, keys):
                 self._store.keep(hosts, keys)
                 oldest = min((key.step for key in keys), default=0)
@@ -532,26 +540,43 @@ class ResilientRun:
         if self.step > (self._disk.latest() or 0):
             self._disk.save(self.step, self._state, self._positions[self.step])
 
-    def _save_committed(self) -> str:
-        """Saves the last committed version to disk; returns what to tell the user."""
+    def _save_committed(self) -> tuple[str, bool]:
+        """Saves the last committed version to disk.
+
+        Returns:
+          What to tell the user, and whether the version is in memory alone, where it is to stay.
+        """
+        stopped = f"pw.resilient: stopped after step {self._given}"
         if self._disk is None:
-            return f"pw.resilient: stopped after step {self._given}; without disk= nothing of the run is kept"
-        self._disk.wait()
-        committed = None if self._core is None else self._core.table.committed
-        latest, stopped = self._disk.latest(), f"pw.resilient: stopped after step {self._given}"
-        if committed is not None and committed.key.step > (latest or 0):
-            step = committed.key.step
-            try:
+            return f"{stopped}; without disk= nothing of the run is kept", False
+        committed = None if self._core is None or self._abandoned else self._core.table.committed
+        step, latest = 0 if committed is None else committed.key.step, 0
+        try:
+            self._disk.wait()
+            latest = self._disk.latest() or 0
+            if committed is not None and step > latest:
                 self._disk.save(step, self._store.version(committed.key), self._positions[step])
                 latest = step
-            except HostError as error:
-                # An island is lost, or has left, and is not back.
-                stopped += f"; {error}"
-        if latest is None:
-            return f"{stopped}, before a version was saved"
-        return f"{stopped}; version {latest} is in {self._disk.folder}: the same call goes on from it"
+        except Exception as error:
+            if step and self._store.outlives:
+                why = f"{type(error).__name__}: {error}".partition("\n")[0]
+                return f"{stopped}; version {step} is in memory: the same call goes on from it ({why})", True
+            if not isinstance(error, HostError):
+                raise
+            # An island is lost, or has left, and is not back.
+            stopped += f"; {error}"
+        if not latest:
+            return f"{stopped}, before a version was saved", False
+        return f"{stopped}; version {latest} is in {self._disk.folder}: the same call goes on from it", False
 
     def _close(self, *, keeps: bool) -> None:
+        try:
+            self._close_parts(keeps)
+        finally:
+            if self._folder is not None:
+                self._folder.close(keeps=keeps)
+
+    def _close_parts(self, keeps: bool) -> None:
         if self in open_runs:
             open_runs.remove(self)
         self._source.close()
@@ -562,7 +587,7 @@ class ResilientRun:
         if self._replicas is not None:
             self._replicas.close()
         self._in_flight.clear()
-        self._store.close()
+        self._store.close(keeps=keeps)
 
 
 def _copied(leaf: Any) -> Any:
@@ -601,7 +626,7 @@ def resilient(
         a program: its second argument.
       every: the steps from one version of the state to the next, or a time such as "10s".
       disk: a folder for this run alone, in which versions are saved as checkpoints. A run that begins with
-        such a folder goes on from the last version in it.
+        such a folder goes on from the last version in it, or from a later one in the memory of hosts.
       disk_every: how many versions are made for each that is saved to disk.
       disk_keep: the number of versions that stay there.
       minimum: the smallest number of replicas that may go on while islands are lost.

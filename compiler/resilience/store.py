@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.resilience.effects import RestoreState
 from pathways.runtime.resilience.events import ResilienceEvent
-from pathways.runtime.resilience.records import BlockCopy, Holdings, ReplicaTopology, VersionKey
+from pathways.runtime.resilience.records import (
+    BlockCopy,
+    Holdings,
+    ReplicaTopology,
+    StoredVersion,
+    VersionKey,
+)
 
 
 class SnapshotStore(abc.ABC):
@@ -19,9 +26,15 @@ class SnapshotStore(abc.ABC):
 
     Attributes:
       topology: the hosts, and the replicas that run on them.
+      stored: the versions that an earlier controller has left in the memory of hosts.
+      positions: the position of the source of each of them, by steps.
+      outlives: whether versions stay in memory when this process is killed.
     """
 
     topology: ReplicaTopology
+    stored: Mapping[VersionKey, StoredVersion] = types.MappingProxyType({})
+    positions: Mapping[int, Any] = types.MappingProxyType({})
+    outlives: bool = False
 
     def set_replicas(self, replicas: StepReplicas) -> None:
         """Sets the replicas of the topology, if fewer may run; called after `open`, before anything else.
@@ -34,11 +47,17 @@ class SnapshotStore(abc.ABC):
         raise RuntimeError("pw.resilient: minimum= is not supported over hosts yet; leave it out")
 
     @abc.abstractmethod
-    def open(self, state: Any) -> None:
+    def open(self, state: Any, run: str | None) -> None:
         """Begins a run with a state; before that there is no topology.
+
+        Args:
+          state: the state.
+          run: the name of the run, which another controller goes on with that has the same one; None where
+            none will.
 
         Raises:
           OSError: the state cannot be kept.
+          ValueError: an earlier controller has left versions of another state.
         """
 
     @abc.abstractmethod
@@ -50,8 +69,13 @@ class SnapshotStore(abc.ABC):
         """Begins copies; see `MakeCopies`."""
 
     @abc.abstractmethod
-    def commit(self, key: VersionKey) -> None:
-        """Records that a version is committed."""
+    def commit(self, key: VersionKey, position: Any) -> None:
+        """Records that a version is committed.
+
+        Args:
+          key: the version.
+          position: the position of the source.
+        """
 
     @abc.abstractmethod
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
@@ -114,5 +138,5 @@ class SnapshotStore(abc.ABC):
         """Waits for an event, or until some seconds have passed."""
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Frees everything that is not to stay."""
+    def close(self, *, keeps: bool) -> None:
+        """Frees everything; with `keeps` not the versions that outlive this process."""

@@ -133,6 +133,8 @@ class ResilienceCore:
         # The losses that the next recovery is for.
         self._causes: list[str] = []
         for key, found in (stored or {}).items():
+            # Of versions that are dropped, too: no new one may have the name of one that hosts still have.
+            self.attempt = max(self.attempt, key.attempt)
             if found.is_committed:
                 version = StateVersion(key, found.blocks, found.replicas)
                 version.copies = dict(found.blocks)
@@ -142,7 +144,6 @@ class ResilienceCore:
                 # Not only the blocks that were found: one that no host has any more must count as missing.
                 version.blocks = frozenset().union(*version.holdings.values())
                 self.table.versions[key] = version
-                self.attempt = max(self.attempt, key.attempt)
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -167,11 +168,21 @@ class ResilienceCore:
     def start(self, now: float) -> list[ResilienceEffect]:
         """Begins: goes on from the later of memory and disk, or with the state that the caller has."""
         self._last_time = now
-        effects: list[ResilienceEffect] = [self._kept()]
+        effects: list[ResilienceEffect] = [*self._drop_broken(), self._kept()]
         if self.table.committed is None and self._disk_step is None:
             return [*effects, HoldSteps(), *self._hold_first()]
         # What happened before was no loss of this run.
         return [*effects, HoldSteps(), *self._go_on(now)]
+
+    def _drop_broken(self) -> list[ResilienceEffect]:
+        """Drops versions of an earlier controller that have blocks which no host has."""
+        effects: list[ResilienceEffect] = []
+        for key, version in [*self.table.versions.items()]:
+            if version.missing_at(self.hosts):
+                del self.table.versions[key]
+                text = f"{key} in memory is not used: no host has {_missing(version, self.hosts)}"
+                effects.append(Log(logging.WARNING, text))
+        return effects
 
     def handle(self, event: ResilienceEvent, now: float) -> list[ResilienceEffect]:
         """Takes note of what was seen, and returns what is to be done, in this order."""
@@ -708,10 +719,15 @@ class ResilienceCore:
                 "the state was lost before its first copies were complete; run again, or pass disk= to go on "
                 "from a folder"
             )
-        missing = sorted(version.missing_at(self._hosts_that_return()))
-        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        named = ", ".join(missing[:_MAX_NAMED])
+        missing = _missing(version, self._hosts_that_return())
         return (
-            f"of {version.key}, no host has {named}{more} any more; pass disk= to go on from a folder when "
+            f"of {version.key}, no host has {missing} any more; pass disk= to go on from a folder when "
             "so many islands are lost at once"
         )
+
+
+def _missing(version: StateVersion, hosts: Sequence[int]) -> str:
+    """Returns the names of blocks that none of some hosts has."""
+    missing = sorted(version.missing_at(hosts))
+    more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+    return ", ".join(missing[:_MAX_NAMED]) + more

@@ -1,8 +1,8 @@
 """Versions of the state in the memory of a host: a folder of files in tmpfs.
 
 A file is complete when it has its name: it is written under another one, and renamed. A version is committed
-when its folder has a file that says so. What is under other names was left by a process that ended, and is
-removed by the next one.
+when its folder has a file that says so, with what another controller has to know to go on from it. What is
+under other names was left by a process that ended, and is removed by the next one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from pathways.runtime.snapshots.private_folder import (
     is_link,
     names_in,
     open_private_folder,
+    read_file,
     remove_files,
 )
 from pathways.runtime.timelines.tables import size
 
 LOCK = "lock"
 """Name of the file in the folder of a host that its process has locked."""
+
+OWNER = "owner"
+"""Name of the file in the folder of a host that names the controller."""
 
 _COMMITTED = "committed"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -184,14 +188,34 @@ class HostSnapshots:
                     found[key] = StoredCopies(numbers, _COMMITTED in files)
         return found
 
-    def commit(self, key: VersionKey) -> None:
+    def commit(self, key: VersionKey, record: bytes = b"") -> None:
         """Records that a version is committed.
+
+        Args:
+          key: the version.
+          record: what another controller has to know to go on from it.
 
         Raises:
           SnapshotError: there is no such version.
         """
-        with self._open_version(key, None) as version, contextlib.suppress(FileExistsError):
-            os.close(os.open(_COMMITTED, _CREATE, 0o600, dir_fd=version))
+        with self._open_version(key, None) as version:
+            _write_whole(version, _COMMITTED, record)
+
+    def record(self, key: VersionKey) -> bytes:
+        """Returns the record of a committed version.
+
+        Raises:
+          SnapshotError: there is no such version, or it is not committed.
+        """
+        with self._open_version(key, None) as version:
+            if (record := read_file(version, _COMMITTED)) is None:
+                raise SnapshotError(f"{self._named(key, None)} is not committed")
+            return record
+
+    def set_owner(self, owner: str) -> None:
+        """Notes the name of the controller; see `SnapshotLeftover`."""
+        with self._guard:
+            _write_whole(self._folder, OWNER, owner.encode())
 
     def names(self, key: VersionKey, copy: int) -> tuple[str, ...]:
         """Returns the names of the blocks of a copy.
@@ -300,6 +324,9 @@ class HostSnapshots:
 
     def _remove_unfinished(self) -> None:
         """Removes what a process has not completed that had this folder."""
+        for file in names_in(self._folder):
+            if file.endswith(_WRITTEN):
+                os.unlink(file, dir_fd=self._folder)
         for name, _ in self._version_folders():
             version = open_private_folder(Path(name), self._folder, create=False)
             try:
@@ -345,6 +372,19 @@ def _open_locked(name: Path, within: int, path: Path) -> tuple[int, int]:
             pass
         os.close(folder)
         os.close(lock)
+
+
+def _write_whole(folder: int, name: str, content: bytes) -> None:
+    """Writes a small file, all or nothing."""
+    written = f"{name}.{threading.get_ident()}{_WRITTEN}"
+    file = os.open(written, _CREATE, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(file, "wb") as opened:
+            opened.write(content)
+        os.rename(written, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(written, dir_fd=folder)
+        raise
 
 
 def _position(file: int) -> int:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pathways.runtime.snapshots.host_snapshots import LOCK
+from pathways.runtime.snapshots.host_snapshots import LOCK, OWNER
 from pathways.runtime.snapshots.private_folder import (
     files_below,
     names_in,
     open_private_folder,
+    read_file,
     remove_files,
 )
 
@@ -31,12 +32,14 @@ class SnapshotLeftover:
       host: the name of its folder.
       count: how many bytes they take.
       seconds: the time since they were changed.
+      owner: the name of its last controller, where it has left that.
     """
 
     cluster: str
     host: str
     count: int
     seconds: float
+    owner: str = ""
 
 
 def find_leftovers(folder: str | os.PathLike[str]) -> list[SnapshotLeftover]:
@@ -48,15 +51,19 @@ def find_leftovers(folder: str | os.PathLike[str]) -> list[SnapshotLeftover]:
     found = []
     for cluster, host, lock, opened in _unused(Path(folder)):
         files = files_below(opened)
+        owner = (read_file(opened, OWNER) or b"").decode(errors="replace")
         os.close(lock)
         newest = max((status.st_mtime for status in files), default=0.0)
         count = sum(status.st_size for status in files)
-        found.append(SnapshotLeftover(cluster, host, count, max(0.0, time.time() - newest)))
+        seconds = max(0.0, time.time() - newest)
+        found.append(SnapshotLeftover(cluster, host, count, seconds, owner))
     return sorted(found, key=lambda leftover: (leftover.cluster, leftover.host))
 
 
 def remove_leftovers(
-    folder: str | os.PathLike[str], seconds: float, is_over: Callable[[str], bool] = lambda cluster: False
+    folder: str | os.PathLike[str],
+    seconds: float,
+    is_over: Callable[[SnapshotLeftover], bool] = lambda leftover: False,
 ) -> list[SnapshotLeftover]:
     """Removes snapshots that no process has and that are of no use any more; returns them.
 
@@ -65,12 +72,12 @@ def remove_leftovers(
     Args:
       folder: the folder of all snapshots of the user.
       seconds: the time after which those are of no use that were not changed.
-      is_over: returns whether the cluster of a name will never use its snapshots again.
+      is_over: returns whether some will never be used again.
     """
     old = {
         (one.cluster, one.host): one
         for one in find_leftovers(folder)
-        if one.seconds >= seconds or is_over(one.cluster)
+        if one.seconds >= seconds or is_over(one)
     }
     removed = []
     for cluster, host, lock, opened in _unused(Path(folder)):

@@ -102,6 +102,16 @@ def files_below(folder: int) -> list[os.stat_result]:
     return found
 
 
+def read_file(folder: int, name: str) -> bytes | None:
+    """Returns the content of a small file; None if there is none."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(file, "rb") as opened:
+        return opened.read()
+
+
 def remove_files(folder: int, name: str) -> None:
     """Removes a file, or a folder of files; what is missing is no error."""
     with contextlib.suppress(FileNotFoundError):

@@ -14,10 +14,13 @@ from pathways.runtime.snapshots.leftovers import remove_leftovers
 _PROCESS = r"([0-9a-f]{32})-([0-9]{1,10})"
 _TOKEN = r"([0-9a-f]{32})"
 
-RUN_PATTERN = rf"\Arun-{_PROCESS}-{_TOKEN}\Z"
-"""Names as controllers give them, see `run_name`. No other process can guess the 128 bits of the token."""
+_OWN_PATTERN = rf"run-{_PROCESS}-{_TOKEN}"
+_KEPT = "kept-"
 
-_OWN = re.compile(RUN_PATTERN)
+RUN_PATTERN = rf"\A(?:{_OWN_PATTERN}|{_KEPT}{_TOKEN})\Z"
+"""Names as controllers give them. No other process can guess the 128 bits of the token."""
+
+_OWN = re.compile(rf"\A{_OWN_PATTERN}\Z")
 _OF_CLIENT = re.compile(rf"\Aclient-{_PROCESS}-([0-9]{{1,10}})-{_TOKEN}\Z")
 
 
@@ -34,6 +37,16 @@ def this_process() -> str:
 def run_name(token: str) -> str:
     """Returns the name of a run of this process; `token` is 32 random hexadecimal digits."""
     return f"run-{this_process()}-{token}"
+
+
+def kept_run_name(token: str) -> str:
+    """Returns the name of a run with which another process goes on when this one was killed."""
+    return f"{_KEPT}{token}"
+
+
+def is_kept(name: str) -> bool:
+    """Returns whether another process may go on with a run."""
+    return name.startswith(_KEPT)
 
 
 def client_run_name(service: str, client: int, run: str) -> str:
@@ -56,7 +69,13 @@ def client_of(name: str, service: str) -> int | None:
 def is_over(name: str) -> bool:
     """Returns whether the process that a run depends on was one of this machine, and has exited."""
     match = _OWN.fullmatch(name) or _OF_CLIENT.fullmatch(name)
-    return match is not None and match[1] == this_machine() and not Path("/proc", match[2]).exists()
+    return match is not None and has_exited(f"{match[1]}-{match[2]}")
+
+
+def has_exited(process: str) -> bool:
+    """Returns whether a process was one of this machine, and has exited; see `this_process`."""
+    machine, _, pid = process.partition("-")
+    return machine == this_machine() and not Path("/proc", pid).exists()
 
 
 def remove_client_runs(
@@ -74,7 +93,7 @@ def remove_client_runs(
         client = client_of(name, service)
         return client is not None and has_ended(client)
 
-    remove_leftovers(folder, math.inf, is_of_ended_client)
+    remove_leftovers(folder, math.inf, lambda one: is_of_ended_client(one.cluster))
     # A worker that was killed while it removed the last files may have left an empty folder.
     for path in [*Path(folder).iterdir()]:
         if is_of_ended_client(path.name):

@@ -175,6 +175,10 @@ class SimulatedTraining:
         self.faults = 0
         self.last_failure = 0.0
         self.ends = False
+        # Whether the controller is killed when it commits the next version.
+        self.is_dying = False
+        # The versions that hosts had when the controller began.
+        self.earlier: set[VersionKey] = set()
         self.new_controller(first=0)
         for host, blocks in self.topology.holdings(self.replicas).items():
             self.devices(host).update(dict.fromkeys(blocks, 0))
@@ -235,7 +239,12 @@ class SimulatedTraining:
 
     def do(self, effects: list[ResilienceEffect], event: object) -> None:
         self.history.append((self.time.now, event, effects))
+        generation = self.generation
         for effect in effects:
+            if self.is_dying and isinstance(effect, CommitVersion) and self.may_restart():
+                self.die_in_commit(effect, effects)
+            if generation is not self.generation:
+                return
             self.apply(effect)
         self.check()
 
@@ -324,6 +333,7 @@ class SimulatedTraining:
 
     def take_snapshot(self, key: VersionKey) -> None:
         assert key.step == self.step, f"{key} is not at this boundary"
+        assert key not in self.earlier, f"{key} has the name of one of an earlier controller"
         assert self.committed is None or self.committed != key
         holdings = self.topology.holdings(self.replicas)
         if not self.is_spoiled:
@@ -608,10 +618,35 @@ class SimulatedTraining:
         is_running = isinstance(self.core.phase, StepsRunning) and not self.absent and not self.unknown
         return is_running and self.slowest_copy <= 0.5 and not self.failing
 
+    def may_restart(self) -> bool:
+        return not (self.absent or self.unknown or self.ends or isinstance(self.core.phase, RunAbandoned))
+
+    def kill_controller(self) -> None:
+        """Has the controller killed when it commits the next version."""
+        self.is_dying = True
+
+    def die_in_commit(self, commit: CommitVersion, effects: list[ResilienceEffect]) -> None:
+        """Ends the controller while hosts carry out a commit, and what follows: each in order, or nothing."""
+        self.is_dying = False
+        self.counts["kills in commits"] += 1
+        keeps = [effect for effect in effects if isinstance(effect, KeepVersions)]
+        for number, host in self.hosts.items():
+            reached = self.chance.choice((0, 1, 2))
+            if reached and commit.key in host.memory:
+                host.committed.add(commit.key)
+            if reached == 2:
+                for effect in keeps:
+                    self.keep((number,), effect.keys)
+        self.restart_controller()
+
     def restart_controller(self) -> None:
         """Ends the controller; another one reads the memory of hosts, once all islands are connected."""
-        if self.absent or self.unknown or isinstance(self.core.phase, RunAbandoned):
+        if not self.may_restart():
             return
+        for host in self.hosts.values():
+            # Machines may restart until then.
+            if self.chance.random() < 0.15:
+                host.memory, host.committed = {}, set()
         stored = {}
         for key in {key for host in self.hosts.values() for key in host.memory}:
             blocks = {n: frozenset(h.memory[key]) for n, h in self.hosts.items() if key in h.memory}
@@ -619,18 +654,26 @@ class SimulatedTraining:
             version = self.core.table.versions.get(key)
             replicas = version.replicas if version is not None else self.replicas
             stored[key] = StoredVersion(blocks, is_committed, replicas)
-        if not self.disk and not any(one.is_committed for one in stored.values()):
-            return
         self.counts["controllers restarted"] += 1
         # The new controller begins at the right step, which only the memory of hosts determines.
         self.new_controller(first=0)
         self.may_restore = {key for key, one in stored.items() if one.is_committed}
         self.committed = max((key for key in self.may_restore if not self.is_lost(key)), default=None)
         self.replicas = tuple(range(len(self.topology.replicas)))
-        for host in self.hosts.values():
-            host.devices = {}
+        held = self.topology.holdings(self.replicas)
+        for number, host in self.hosts.items():
+            # The state that the new controller begins with, if there is no version.
+            host.devices = dict.fromkeys(held.get(number, ()), 0)
         self.core = self.make(self.known(), self.policy, stored, max(self.disk, default=None))
-        self.do(self.core.start(self.time.now), None)
+        steps = {*self.disk, *(() if self.committed is None else (self.committed.step,))}
+        if steps:
+            self.counts["runs that go on"] += 1
+        self.earlier = set(stored)
+        effects = self.core.start(self.time.now)
+        assert not any(isinstance(effect, AbandonRun) for effect in effects), "it does not begin"
+        restored = [effect.step for effect in effects if isinstance(effect, RestoreState)]
+        assert restored == ([max(steps)] if steps else []), f"{restored} is restored of {sorted(steps)}"
+        self.do(effects, None)
 
     # Invariants.
 
@@ -673,7 +716,8 @@ class SimulatedTraining:
         self.counts["abandoned"] += 1
         self.ends = True
         if "allowed" in why:
-            able = [own for own in self.topology.replicas if not own & self.dead]
+            topology = self.topology if self.has_learnt else self.known()
+            able = [own for own in topology.replicas if not own & self.dead]
             assert len(able) < self.policy.counts[0], why
             return
         assert not self.disk, f"there is a version on disk: {why}"
@@ -688,7 +732,9 @@ class SimulatedTraining:
             return
         assert isinstance(self.core.phase, StepsRunning), f"it does not go on: {self.core.phase}"
         before = len(self.metrics)
-        self.time.run_until(self.time.now + 2.0)
+        # Steps that are run again give no metrics.
+        again = max(0, self.first + before - self.step) * 2 * STEP_SECONDS
+        self.time.run_until(self.time.now + 2.0 + again)
         assert len(self.metrics) > before, "steps do not go on"
         alive = [island for island in self.islands if island not in self.dead]
         whole = [own for own in self.topology.replicas if own <= set(alive)]
@@ -727,6 +773,7 @@ ACTS: Mapping[str, Callable[[SimulatedTraining], None]] = {
         and None
     ),
     "restart controller": SimulatedTraining.restart_controller,
+    "kill controller": SimulatedTraining.kill_controller,
 }
 
 

@@ -34,6 +34,9 @@ HostAddress = Annotated[
 BlockName = Annotated[
     str, Meta(pattern=r"\A[^\ud800-\udfff]+\Z", max_length=1 << 14, description="the name of a block")
 ]
+VersionRecord = Annotated[
+    str, Meta(pattern=r"\A[^\ud800-\udfff]*\Z", max_length=1 << 26, description="the record of a version")
+]
 Rows = list[Annotated[tuple[_Count, _Count], Meta(description="a first row, and the one after the last")]]
 
 

@@ -33,6 +33,7 @@ from pathways.runtime.hosts.protocol.snapshot_arguments import (
     Rows,
     RunName,
     Version,
+    VersionRecord,
     checker,
 )
 from pathways.runtime.hosts.worker.array_store import FailedArray
@@ -50,6 +51,8 @@ from pathways.runtime.snapshots.private_folder import SnapshotError, SnapshotInU
 from pathways.runtime.snapshots.run_names import (
     client_of,
     client_run_name,
+    has_exited,
+    is_kept,
     is_over,
     remove_client_runs,
     this_machine,
@@ -62,7 +65,7 @@ _EXIT_SECONDS = 20.0
 """Time that the process of an earlier worker of this host may take to exit, after it was killed."""
 
 _OLD_SECONDS = 86400.0
-"""Age at which snapshots are removed if this machine cannot tell whether their run has ended."""
+"""Age at which snapshots are removed from which a controller may go on, or if this machine cannot tell."""
 
 Bounds = tuple[tuple[int, int], ...]
 """The first row of a shard, and the one after the last, in each dimension."""
@@ -89,6 +92,14 @@ class _SnapshotRun:
         stored = self.snapshots.versions().get(key)
         numbers = () if stored is None else sorted(stored.numbers)
         return {name: number for number in numbers for name in self.snapshots.names(key, number)}
+
+    def report(self) -> list[tuple[int, int, list[str]]]:
+        """Returns the step, the attempt and the names of the blocks of each version that can be read."""
+        found = []
+        for key in self.snapshots.versions():
+            with contextlib.suppress(SnapshotError):
+                found.append((key.step, key.attempt, [*self.copies(key)]))
+        return found
 
     def read(self, key: VersionKey, names: Collection[str]) -> dict[str, StateBlock]:
         """Returns blocks of a version; see `HostSnapshots.read`."""
@@ -222,7 +233,7 @@ def open_run(*, run: RunName) -> dict[str, Any]:
     """
     memory, name = _served(), _folder_of(run)
     if name not in _runs:
-        remove_leftovers(memory.folder, _OLD_SECONDS, is_over)
+        remove_leftovers(memory.folder, _OLD_SECONDS, lambda one: is_over(one.cluster))
         opened = _SnapshotRun(name, _open(memory.folder, name, context().host), _NewerVersions((), None))
         with _guard:
             if context().client not in _released:
@@ -230,15 +241,37 @@ def open_run(*, run: RunName) -> dict[str, Any]:
         if name not in _runs:
             opened.snapshots.remove()
     own = _run(run)
+    if is_kept(name):
+        own.snapshots.set_owner(memory.owner)
     device, count = own.snapshots.space()
-    versions = [[key.step, key.attempt, [*own.copies(key)]] for key in own.snapshots.versions()]
     return {
         "machine": this_machine(),
         "device": device,
         "bytes": count,
         "folder": str(memory.folder),
-        "versions": versions,
+        "versions": own.report(),
     }
+
+
+@_for_clients
+def read_records(*, run: RunName) -> list[tuple[int, int, str]]:
+    """Returns the step, the attempt and the record of each version that is committed."""
+    own = _run(run).snapshots
+    committed = [key for key, stored in own.versions().items() if stored.is_committed]
+    return [(key.step, key.attempt, own.record(key).decode(errors="replace")) for key in committed]
+
+
+@_for_clients
+def free_memory(*, run: RunName) -> dict[str, int]:
+    """Removes runs that killed controllers have left; returns the bytes that versions may take.
+
+    Not for clients of a service, which have nothing to do with them.
+    """
+    own = _run(run)
+    if not context().client:
+        folder = _served().folder
+        remove_leftovers(folder, _OLD_SECONDS, lambda one: is_over(one.cluster) or has_exited(one.owner))
+    return {"bytes": own.snapshots.space()[1]}
 
 
 @_for_clients
@@ -400,6 +433,20 @@ def map_blocks(*, run: RunName, key: Version, save: BlockName, blocks: list[Bloc
     """
     stored = _run(run).read(VersionKey(*key), blocks)
     context().kept[save] = [stored[name].data for name in blocks]
+
+
+@_for_clients
+def commit(*, run: RunName, key: Version, record: VersionRecord) -> None:
+    """Records that a version is committed, if this host has blocks of it.
+
+    Args:
+      run: the name of the run.
+      key: the version.
+      record: what another controller has to know to go on from it.
+    """
+    own = _run(run).snapshots
+    if VersionKey(*key) in own.versions():
+        own.commit(VersionKey(*key), record.encode())
 
 
 @_for_clients

@@ -75,7 +75,7 @@ def test_worker_reads_the_shards_that_it_wrote(address, tmp_path):
     write(array())
     assert_equal(read(), np.arange(8, dtype=np.float32))
     opened = snapshots.open_run(run=RUN)
-    assert opened["versions"] == [[10, 1, ["w[0:4]", "w[4:8]"]]]
+    assert opened["versions"] == [(10, 1, ["w[0:4]", "w[4:8]"])]
     assert opened["bytes"] > 0
     with pytest.raises(CallRefused, match="w is an error: no memory"):
         write(FailedArray("no memory"))
@@ -150,6 +150,25 @@ def test_worker_removes_runs_of_exited_controllers(address, tmp_path):
     assert sorted(path.parent.name for path in (tmp_path / "mine").glob("*/host4")) == sorted(left)
 
 
+@pytest.mark.process
+def test_worker_keeps_runs_that_may_go_on_until_their_space_is_needed(address, tmp_path):
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE)
+    killed = f"{this_machine()}-{ended.stdout.decode().strip()}"
+    for name, owner in (("kept-1", this_process()), ("kept-2", killed)):
+        with HostSnapshots(tmp_path / "mine", name, 3) as left:
+            left.set_owner(owner)
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["kept-1", "kept-2", RUN]
+    assert snapshots.free_memory(run=RUN)["bytes"] > 0
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["kept-1", RUN]
+
+
+def test_worker_records_versions_that_it_has_blocks_of(address):
+    write(array())
+    for key in (KEY, (12, 1)):
+        snapshots.commit(run=RUN, key=key, record="{}")
+    assert snapshots.read_records(run=RUN) == [(10, 1, "{}")]
+
+
 def test_worker_waits_for_an_earlier_one_that_is_about_to_exit(address, tmp_path):
     snapshots.close_run(run=RUN)
     earlier = HostSnapshots(tmp_path / "mine", RUN, 3)
@@ -180,7 +199,7 @@ def test_worker_keeps_runs_of_clients_apart(address, tmp_path):
     snapshots.keep(run=RUN, keys=[], newest=KEY)
     snapshots.close_run(run=RUN)
     of_client(1)
-    assert snapshots.open_run(run=RUN)["versions"] == [[10, 1, ["w[0:4]", "w[4:8]"]]]
+    assert snapshots.open_run(run=RUN)["versions"] == [(10, 1, ["w[0:4]", "w[4:8]"])]
     snapshots.close_run(run=RUN)
     assert len([*(tmp_path / "mine").iterdir()]) == 1
 

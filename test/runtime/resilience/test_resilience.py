@@ -57,7 +57,7 @@ from pathways.runtime.resilience.records import (
 from pathways.runtime.resilience.versions import StateVersion, VersionTable
 
 SEEDS = examples(300)
-FOUND = 400
+FOUND = 2000
 """Within so many seeds each planted fault is found."""
 
 
@@ -278,6 +278,30 @@ def hosts_that_return_keep_what_was_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResilienceCore, "_kept", lambda self: KeepVersions(self.hosts[:1], kept(self).keys))
 
 
+def uncommitted_versions_of_earlier_controllers_are_restored(patch: pytest.MonkeyPatch) -> None:
+    init = ResilienceCore.__init__
+
+    def trusting(self: ResilienceCore, topology: Any, policy: Any, stored: Any = None, *rest: Any) -> None:
+        committed = {key: dataclasses.replace(one, is_committed=True) for key, one in (stored or {}).items()}
+        init(self, topology, policy, committed, *rest)
+
+    patch.setattr(ResilienceCore, "__init__", trusting)
+
+
+def versions_of_earlier_controllers_that_are_broken_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ResilienceCore, "_drop_broken", lambda self: [])
+
+
+def controllers_use_the_names_of_earlier_ones(patch: pytest.MonkeyPatch) -> None:
+    init = ResilienceCore.__init__
+
+    def forgetful(self: ResilienceCore, *rest: Any) -> None:
+        init(self, *rest)
+        self.attempt = 0
+
+    patch.setattr(ResilienceCore, "__init__", forgetful)
+
+
 PLANTS: list[Plant] = [
     buddies_are_of_the_same_island,
     there_are_no_buddies,
@@ -308,6 +332,9 @@ PLANTS: list[Plant] = [
     hosts_that_return_keep_what_was_dropped,
     unused_islands_are_waited_for,
     answers_of_unused_islands_are_awaited,
+    uncommitted_versions_of_earlier_controllers_are_restored,
+    versions_of_earlier_controllers_that_are_broken_count,
+    controllers_use_the_names_of_earlier_ones,
 ]
 
 

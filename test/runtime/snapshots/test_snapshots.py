@@ -301,8 +301,8 @@ def test_snapshots_of_dead_processes_are_found_and_removed(tmp_path: Path):
         assert [(one.cluster, one.host) for one in found] == [("old", "host0"), ("old", "host1")]
         assert all(one.count > 100 for one in found)
         assert remove_leftovers(tmp_path / "mine", 3600.0) == []
-        assert remove_leftovers(tmp_path / "mine", 3600.0, lambda cluster: cluster == "new") == []
-        removed = remove_leftovers(tmp_path / "mine", 3600.0, lambda cluster: cluster == "old")
+        assert remove_leftovers(tmp_path / "mine", 3600.0, lambda one: one.cluster == "new") == []
+        removed = remove_leftovers(tmp_path / "mine", 3600.0, lambda one: one.cluster == "old")
         assert [(one.cluster, one.host) for one in removed] == [("old", "host0"), ("old", "host1")]
         assert alive.versions().keys() == {KEY}
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["new"]

@@ -1,0 +1,134 @@
+"""Folder of a run on disk: one controller at a time has it, and it names the run in the memory of hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pathways.dialect.plain_data import PlainDataError, parse_json, read_record
+from pathways.runtime.snapshots.run_names import kept_run_name
+
+RUN_FILE = "memory.json"
+"""Name of the file that names the run; a run that has ended without an error removes it."""
+
+_PATIENCE_SECONDS = 2.0
+"""Time that processes of a controller that was killed may take to exit."""
+
+
+class _RunFile(msgspec.Struct, frozen=True):
+    """Content of the file.
+
+    Attributes:
+      run: the name of the run in the memory of hosts.
+      controller: the process that has the folder, for messages.
+    """
+
+    run: str
+    controller: str
+
+
+class RunFolder:
+    """Folder of a run on disk.
+
+    Args:
+      folder: the folder. On storage other than files it is not locked.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._lock: int | None = None
+        self._is_remote = "://" in folder
+
+    def open(self) -> str:
+        """Takes the folder, until `close`; returns the name of its run in memory, by default a new one.
+
+        Raises:
+          RuntimeError: another process has it.
+          OSError: it cannot be used.
+        """
+        if self._is_remote:
+            found = self._read_remote()
+        else:
+            Path(self._folder).mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
+            found = _parsed(_content(self._lock))
+        run = kept_run_name(secrets.token_hex(16)) if found is None else found.run
+        self._write(_RunFile(run, f"process {os.getpid()} on {socket.gethostname()}"))
+        return run
+
+    def _locked(self) -> int:
+        """Opens the file, and locks it; returns its file descriptor."""
+        path = Path(self._folder, RUN_FILE)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The run that had it may just have removed it.
+                if path.exists() and path.stat().st_ino == os.fstat(file).st_ino:
+                    return file
+            except BlockingIOError:
+                found = _parsed(_content(file))
+                if time.monotonic() > deadline:
+                    os.close(file)
+                    by = "another run" if found is None else found.controller
+                    raise RuntimeError(
+                        f"pw.resilient: {self._folder} is in use by {by}; wait until that has ended, or pass "
+                        "another folder as disk="
+                    ) from None
+                time.sleep(0.05)
+            except OSError:
+                # A file system without locks.
+                return file
+            os.close(file)
+
+    def close(self, *, keeps: bool) -> None:
+        """Releases the folder; `keeps` says whether the next run with it goes on from memory."""
+        if self._is_remote and not keeps:
+            self._remote().unlink(missing_ok=True)
+        if self._lock is None:
+            return
+        if not keeps:
+            with contextlib.suppress(FileNotFoundError):
+                Path(self._folder, RUN_FILE).unlink()
+        os.close(self._lock)
+        self._lock = None
+
+    def _write(self, content: _RunFile) -> None:
+        data = msgspec.json.encode(content)
+        if self._lock is None:
+            self._remote().parent.mkdir(parents=True, exist_ok=True)
+            self._remote().write_text(data.decode())
+            return
+        os.pwrite(self._lock, data, 0)
+        os.ftruncate(self._lock, len(data))
+
+    def _read_remote(self) -> _RunFile | None:
+        path = self._remote()
+        return _parsed(path.read_text().encode()) if path.exists() else None
+
+    def _remote(self) -> Any:
+        # Orbax, which reads such storage, brings it.
+        from etils import epath
+
+        return epath.Path(self._folder) / RUN_FILE
+
+
+def _content(file: int) -> bytes:
+    return os.pread(file, 1 << 16, 0)
+
+
+def _parsed(data: bytes) -> _RunFile | None:
+    """Returns the content of the file; None where a process was killed before it was written."""
+    try:
+        return read_record(parse_json(data), _RunFile)
+    except PlainDataError:
+        return None

@@ -1,0 +1,318 @@
+"""Records of committed versions, which hosts keep beside the blocks: with them another controller goes on.
+
+A record is JSON: the layouts of the arrays on hosts, the values of small leaves that are in this process, and
+the position of the source.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import msgspec
+import numpy as np
+
+from pathways.compiler.frontend import jax_internals
+from pathways.compiler.lower.structures import is_key
+from pathways.compiler.resilience.host_layouts import HostArrayLayout, layout_at
+from pathways.dialect.plain_data import PlainDataError, parse_json, read_record
+from pathways.runtime.hosts.cluster.host import HostGang
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
+from pathways.runtime.hosts.protocol.programs import ReplicaBlock
+from pathways.runtime.resilience.records import VersionKey
+from pathways.runtime.timelines.tables import size
+from pathways.runtime.xla import pjrt
+
+MAX_LOCAL_BYTES = 1 << 20
+"""Limit on the bytes of all leaves of a record that are in this process."""
+
+log = logging.getLogger("pathways")
+
+
+class _RecordError(ValueError):
+    """Version that cannot be recorded, or record that this cluster cannot use; says why."""
+
+
+class _PlaceRecord(msgspec.Struct, frozen=True):
+    island: int
+    layout: DeviceLayout
+    part: ReplicaBlock
+
+
+class _HostsLeaf(msgspec.Struct, frozen=True, tag="hosts"):
+    """Array on hosts.
+
+    Attributes:
+      name: its name, as in `HostArrayLayout`.
+      shape: its shape.
+      dtype: its dtype; of typed PRNG keys their implementation.
+      is_key: whether it is typed PRNG keys.
+      is_weak: whether its dtype is weak.
+      places: its places.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_key: bool
+    is_weak: bool
+    places: tuple[_PlaceRecord, ...]
+
+
+class _LocalArray(msgspec.Struct, frozen=True, tag="array"):
+    """Array in this process.
+
+    Attributes:
+      name: its name.
+      kind: an array or a number of NumPy, an array of JAX, or typed PRNG keys.
+      shape: the shape of its data; of typed PRNG keys that of their words.
+      dtype: the dtype of its data.
+      key: the implementation of typed PRNG keys; empty for others.
+      is_weak: whether its dtype is weak.
+      data: its bytes, in base64.
+    """
+
+    name: str
+    kind: Literal["array", "number", "jax", "keys"]
+    shape: tuple[int, ...]
+    dtype: str
+    key: str
+    is_weak: bool
+    data: str
+
+
+class _LocalNumber(msgspec.Struct, frozen=True, tag="number"):
+    """Number of Python; floats in hexadecimal, so that no bit is lost."""
+
+    name: str
+    kind: Literal["bool", "int", "float"]
+    value: str
+
+
+class _VersionRecord(msgspec.Struct, frozen=True):
+    """Record of a version.
+
+    Attributes:
+      types: the name and the type of each leaf, in the order of the state.
+      leaves: the leaves.
+      position: the position of the source as JSON; in base64 if it is bytes.
+      is_bytes: whether it is bytes.
+    """
+
+    types: tuple[tuple[str, str], ...]
+    leaves: tuple[_HostsLeaf | _LocalArray | _LocalNumber, ...]
+    position: str
+    is_bytes: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedVersion:
+    """Leaves and position of a version, which another controller has to know besides its blocks.
+
+    Attributes:
+      leaves: the layout of each array on hosts; any other leaf itself.
+      position: the position of the source, as `pw.checkpoint` saves it.
+    """
+
+    leaves: list[Any]
+    position: Any
+
+
+class VersionRecorder:
+    """Writer of records, which warns once of a state that cannot be recorded."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def write(self, tree: Any, version: RecordedVersion) -> str | None:
+        """Returns the record of a version; None if a leaf in this process cannot be recorded.
+
+        Args:
+          tree: the structure of the state.
+          version: the version.
+        """
+        try:
+            return _written(tree, version)
+        except _RecordError as error:
+            if not self._has_warned:
+                text = "pw.resilient: if this process is killed, the same call goes on from disk alone: %s"
+                log.warning(text, error)
+            self._has_warned = True
+            return None
+
+
+def read_versions(
+    records: Mapping[VersionKey, str], state: Any, gangs: Sequence[HostGang]
+) -> dict[VersionKey, RecordedVersion]:
+    """Returns the versions that this cluster can use; logs why others cannot be used.
+
+    Args:
+      records: the records.
+      state: a state of the same structure and types.
+      gangs: the workers of each island.
+
+    Raises:
+      ValueError: a version is of another state; names the first leaf that differs.
+    """
+    versions = {}
+    for key, text in records.items():
+        try:
+            versions[key] = _read(text, state, gangs)
+        except _RecordError as error:
+            log.warning("pw.resilient: %s in memory is not used: %s", key, error)
+    return versions
+
+
+def _written(tree: Any, version: RecordedVersion) -> str:
+    leaves, position = version.leaves, version.position
+    names = _names(jax.tree.unflatten(tree, range(len(leaves))))
+    local = [leaf for leaf in leaves if not isinstance(leaf, HostArrayLayout)]
+    if (count := sum(getattr(leaf, "nbytes", 0) for leaf in local if not _is_key(leaf))) > MAX_LOCAL_BYTES:
+        raise _RecordError(f"{size(count)} of the state are in this process")
+    written = tuple(
+        _hosts_leaf(name, leaf) if isinstance(leaf, HostArrayLayout) else _local_leaf(name, leaf)
+        for name, leaf in zip(names, leaves, strict=True)
+    )
+    types = tuple(zip(names, map(_type_of, leaves), strict=True))
+    is_bytes = isinstance(position, bytes)
+    text = base64.b64encode(position).decode() if is_bytes else json.dumps(position)
+    return msgspec.json.encode(_VersionRecord(types, written, text, is_bytes)).decode()
+
+
+def _read(text: str, state: Any, gangs: Sequence[HostGang]) -> RecordedVersion:
+    try:
+        record = read_record(parse_json(text.encode()), _VersionRecord)
+    except PlainDataError as error:
+        raise _RecordError(f"its record cannot be read: {error}") from None
+    _check_alike(dict(record.types), state)
+    leaves = [
+        _layout(leaf, gangs) if isinstance(leaf, _HostsLeaf) else _local_value(leaf) for leaf in record.leaves
+    ]
+    position = base64.b64decode(record.position) if record.is_bytes else json.loads(record.position)
+    return RecordedVersion(leaves, position)
+
+
+def _names(tree: Any) -> list[str]:
+    return [f"state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and is_key(leaf.aval)
+
+
+def _hosts_leaf(name: str, leaf: HostArrayLayout) -> _HostsLeaf:
+    aval = leaf.aval
+    dtype = jax_internals.key_kind(aval.dtype) if is_key(aval) else aval.dtype.name
+    places = tuple(_PlaceRecord(one.island, one.layout, one.part) for one in leaf.places)
+    return _HostsLeaf(name, tuple(aval.shape), dtype, is_key(aval), bool(aval.weak_type), places)
+
+
+def _layout(leaf: _HostsLeaf, gangs: Sequence[HostGang]) -> HostArrayLayout:
+    """Returns the layout of an array on the hosts of this cluster."""
+    for place in leaf.places:
+        there = gangs[place.island].hosts if place.island < len(gangs) else ()
+        if not {*place.layout.devices} <= {device for host in there for device in host.ready.devices}:
+            raise _RecordError(f"this cluster has not the devices of {leaf.name} on island{place.island}")
+    if leaf.is_key:
+        dtype = jax.eval_shape(functools.partial(jax.random.key, impl=leaf.dtype), 0).dtype
+    else:
+        dtype = jax.numpy.dtype(leaf.dtype)
+    aval = jax.core.ShapedArray(leaf.shape, dtype, weak_type=leaf.is_weak)
+    locations = [gangs[place.island].location(place.layout, place.part) for place in leaf.places]
+    return layout_at(leaf.name, aval, locations)
+
+
+def _local_leaf(name: str, leaf: Any) -> _LocalArray | _LocalNumber:
+    match leaf:
+        case bool():
+            return _LocalNumber(name, "bool", repr(leaf))
+        case float() if not isinstance(leaf, np.generic):
+            return _LocalNumber(name, "float", leaf.hex())
+        case int():
+            return _LocalNumber(name, "int", repr(leaf))
+        case jax.Array() if len(leaf.devices()) == 1:
+            if is_key(leaf.aval):
+                words = np.asarray(jax.random.key_data(leaf))
+                return _array(name, "keys", words, key=jax_internals.key_kind(leaf.dtype))
+            return _array(name, "jax", np.asarray(leaf), is_weak=bool(leaf.weak_type))
+        case np.ndarray() | np.generic() if (
+            jax.dtypes.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool
+        ):
+            return _array(name, "array" if isinstance(leaf, np.ndarray) else "number", np.asarray(leaf))
+    raise _RecordError(f"{name} is a {type(leaf).__name__} in this process")
+
+
+def _array(
+    name: str,
+    kind: Literal["array", "number", "jax", "keys"],
+    data: np.ndarray[Any, Any],
+    *,
+    key: str = "",
+    is_weak: bool = False,
+) -> _LocalArray:
+    encoded = base64.b64encode(data.tobytes()).decode()
+    return _LocalArray(name, kind, data.shape, data.dtype.name, key, is_weak, encoded)
+
+
+def _local_value(leaf: _LocalArray | _LocalNumber) -> Any:
+    """Returns what `_local_leaf` has recorded."""
+    if isinstance(leaf, _LocalNumber):
+        match leaf.kind:
+            case "bool":
+                return leaf.value == "True"
+            case "int":
+                return int(leaf.value)
+            case "float":
+                return float.fromhex(leaf.value)
+    dtype = jax.numpy.dtype(leaf.dtype)
+    # A copy, because an array of bytes cannot be changed.
+    data = np.frombuffer(base64.b64decode(leaf.data), dtype).reshape(leaf.shape).copy()
+    match leaf.kind:
+        case "array":
+            return data
+        case "number":
+            return data[()]
+        case "keys":
+            return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=leaf.key)
+        case "jax":
+            # Without x64 JAX would narrow 64-bit elements.
+            with jax.enable_x64(True):
+                array = jax.numpy.asarray(data)
+            if not leaf.is_weak:
+                return array
+            return pjrt.rewrap(
+                jax.core.ShapedArray(array.shape, array.dtype, weak_type=True), array.sharding
+            )(array)
+
+
+def _check_alike(there: Mapping[str, str], state: Any) -> None:
+    """Rejects a version of another state."""
+    given = dict(zip(_names(state), map(_type_of, jax.tree.leaves(state)), strict=True))
+    for name in [*there, *given]:
+        if there.get(name) != given.get(name):
+            has, passed = (one.get(name, "missing") for one in (there, given))
+            raise ValueError(
+                f"pw.resilient: {name} is {has} in the run that goes on, and {passed} in the state of this "
+                "call; pass a state as that run began with, or another folder as disk="
+            )
+
+
+def _type_of(leaf: Any) -> str:
+    """Returns the type of a leaf, as programs see it."""
+    if isinstance(leaf, HostArrayLayout):
+        leaf = leaf.aval
+    if not isinstance(leaf, bool | int | float | complex) and not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    shape = ",".join(map(str, np.shape(leaf)))
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        dtype = jax.numpy.result_type(leaf)
+    elif not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return f"{dtype}[{shape}]"
