@@ -149,7 +149,7 @@ class HostStore(SnapshotStore):
         self._run = run_name(secrets.token_hex(16))
         self._recorder = VersionRecorder()
         self._islands = [_KnownIsland(gang) for gang in client.pool.gangs]
-        # Workers that go on when they are told to leave, until there is a version of what they have.
+        # Workers that go on after the signal to leave, until there is a version of what they have.
         self._delayed: set[HostGang] = set()
         # The islands that have some of the state, and all that were reported to be used.
         self._holding: set[int] = set()

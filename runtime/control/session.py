@@ -44,7 +44,7 @@ class Session[Program, Workers, Location](abc.ABC):
 
     @abc.abstractmethod
     def delay_leave(self, workers: Workers) -> None:
-        """Asks an island to accept steps after it is told to leave, until `allow_leave`, if that is possible.
+        """Requests that an island accepts steps after the signal to leave, until `allow_leave`, if it can.
 
         For its grace period at most.
         """

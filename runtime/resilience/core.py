@@ -417,7 +417,7 @@ class ResilienceCore:
         return [*effects, *self._go_on(now)]
 
     def _release(self, key: VersionKey, now: float) -> list[ResilienceEffect]:
-        """Releases the islands that leave, of which a version has all that they have."""
+        """Releases the islands that leave, once a version has all their blocks."""
         leaving = sorted(self._leaving)
         self._leaving.clear()
         self.present -= {*leaving}

@@ -200,7 +200,7 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaveDelayed:
-    """Request of the client that, should an island be told to leave, it goes on until `LeaveAllowed`.
+    """Request of the client that, when an island gets the signal to leave, it goes on until `LeaveAllowed`.
 
     It goes on for its grace period at most. Each request is ended by one `LeaveAllowed`.
     """

@@ -1,4 +1,4 @@
-"""Islands that are told to leave while a client delays it, to move its state elsewhere first."""
+"""Leaves of islands that a client delays, to move its state elsewhere first."""
 
 from __future__ import annotations
 

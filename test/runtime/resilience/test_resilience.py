@@ -234,7 +234,7 @@ def leaving_islands_take_an_earlier_version_along(patch: pytest.MonkeyPatch) -> 
     patch.setattr(ResilienceCore, "_hold", early)
 
 
-def leaving_islands_keep_copies_for_others(patch: pytest.MonkeyPatch) -> None:
+def leaving_islands_keep_copies_of_staying_ones(patch: pytest.MonkeyPatch) -> None:
     place = cores.place_buddy_copies
     patch.setattr(
         cores, "place_buddy_copies", lambda copies, present, hosts, leaving: place(copies, present, hosts)
@@ -326,7 +326,7 @@ PLANTS: list[Plant] = [
     any_number_of_replicas_runs,
     fewer_replicas_run_for_ever,
     leaving_islands_take_an_earlier_version_along,
-    leaving_islands_keep_copies_for_others,
+    leaving_islands_keep_copies_of_staying_ones,
     leaving_islands_are_released_before_they_are_copied,
     leaving_islands_are_kept_until_they_are_lost,
     hosts_that_return_keep_what_was_dropped,
