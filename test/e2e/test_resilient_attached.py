@@ -24,6 +24,7 @@ from resilient_training import (
     kill,
     stages,
     train,
+    train_through_kills,
     undisturbed,
 )
 
@@ -96,25 +97,8 @@ def runs_of(service: ServiceInThreads, folder: Path, name: str) -> set[Path]:
 
 @pytest.mark.quick
 def test_resilient_client_survives_kills_of_any_worker(serve, caplog):
-    """Workers are killed during steps: one that keeps copies for another, and all at once."""
     serve(*[pw.Island()] * 3)
-    step, state = stages()
-    source = batches()
-    expected = undisturbed(step, state, source)
-    caplog.set_level("INFO", "pathways")
-    with pw.resilient(step, state, source, every=3) as run:
-        losses = {
-            3: lambda: kill(1),
-            7: lambda: kill(2),
-            11: lambda: (is_protected_again(run), kill(0, 1, 2)),
-        }
-        metrics = train(run, losses)
-        assert_equal((metrics, jax.device_get(run.state)), expected)
-        assert run.status().losses >= 4
-    going_on = [record.message for record in caplog.records if "going on from version" in record.message]
-    assert going_on[0].startswith(
-        "pw.resilient: island1 is lost (its process has ended (killed by signal 9)); "
-    )
+    train_through_kills(caplog)
 
 
 @pytest.mark.parametrize(

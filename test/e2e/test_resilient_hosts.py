@@ -18,6 +18,7 @@ from resilient_training import (
     nothing_left,
     stages,
     train,
+    train_through_kills,
     trainer,
     undisturbed,
 )
@@ -30,25 +31,9 @@ pytestmark = pytest.mark.hosts
 
 @pytest.mark.quick
 def test_resilient_training_survives_kills_of_any_worker(own_workers, caplog):
-    """Workers are killed during steps: one that keeps copies for another, and all at once."""
     pw.connect(hosts=3)
-    step, state = stages()
-    source = batches()
-    expected = undisturbed(step, state, source)
-    caplog.set_level("INFO", "pathways")
-    with nothing_left(), pw.resilient(step, state, source, every=3) as run:
-        losses = {
-            3: lambda: kill(1),
-            7: lambda: kill(2),
-            11: lambda: (is_protected_again(run), kill(0, 1, 2)),
-        }
-        metrics = train(run, losses)
-        assert_equal((metrics, jax.device_get(run.state)), expected)
-        assert run.status().losses >= 4
-    going_on = [record.message for record in caplog.records if "going on from version" in record.message]
-    assert going_on[0].startswith(
-        "pw.resilient: island1 is lost (its process has ended (killed by signal 9)); "
-    )
+    with nothing_left():
+        train_through_kills(caplog)
 
 
 @pytest.mark.parametrize(

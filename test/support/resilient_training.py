@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from check import assert_equal
 from models import layer, squared_error
 
 import pathways as pw
@@ -95,6 +96,27 @@ def train(run: Any, losses: dict[int, Callable[[], Any]], count: int = STEPS) ->
             run._drain()
             run._store.wait(0.1)
     return found
+
+
+def train_through_kills(caplog: pytest.LogCaptureFixture) -> None:
+    """Trains while workers are killed during steps: one that keeps copies for another, and all at once."""
+    step, state = stages()
+    source = batches()
+    expected = undisturbed(step, state, source)
+    caplog.set_level("INFO", "pathways")
+    with pw.resilient(step, state, source, every=3) as run:
+        losses = {
+            3: lambda: kill(1),
+            7: lambda: kill(2),
+            11: lambda: (is_protected_again(run), kill(0, 1, 2)),
+        }
+        metrics = train(run, losses)
+        assert_equal((metrics, jax.device_get(run.state)), expected)
+        assert run.status().losses >= 4
+    going_on = [record.message for record in caplog.records if "going on from version" in record.message]
+    assert going_on[0].startswith(
+        "pw.resilient: island1 is lost (its process has ended (killed by signal 9)); "
+    )
 
 
 def is_protected_again(run: Any) -> None:
