@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -42,6 +43,8 @@ class ReplicaExecutable(ProgramExecutable):
       number: the number of such programs that the process loaded up to this one.
       slices: its slices, of the first replica.
       device_sets: the sets of its slices.
+      holds_lost: whether calls on hosts that are lost are errors until it runs on others; else they compile
+        it again, which waits until the hosts are back.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class ReplicaExecutable(ProgramExecutable):
         self._loader = loader
         self._running = executable
         self._loaded = {self.slices[0].device_set.running: executable}
-        # Held while it is loaded: the steps go on meanwhile, in another thread.
-        self._loading = threading.Lock()
+        self.holds_lost = False
+        # For each choice of replicas a lock that is held while it is loaded: meanwhile the steps go on, and
+        # may have to be loaded for others, while hosts of these are waited for.
+        self._loading: dict[tuple[int, ...], threading.Lock] = collections.defaultdict(threading.Lock)
         global _number_of_last
         with _lock:
             _number_of_last += 1
@@ -74,7 +79,7 @@ class ReplicaExecutable(ProgramExecutable):
           ResourceError: the devices have too little memory.
           HostError: a host was lost.
         """
-        with self._loading:
+        with self._loading[replicas]:
             loaded = self._loaded.get(replicas)
             if loaded is None or loaded.context is None:
                 loaded = self._loaded[replicas] = self._loader.load(replicas)
@@ -88,7 +93,8 @@ class ReplicaExecutable(ProgramExecutable):
     @property
     def context(self) -> Any:
         """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
-        return self._running.context
+        context = self._running.context
+        return self._signature.context if context is None and self.holds_lost else context
 
     @property
     def loaded(self) -> Executable:  # type: ignore[override]
@@ -189,6 +195,7 @@ def _remove_all() -> None:
     for program in _all_programs():
         for device_set in program.device_sets:
             device_set.running = tuple(range(device_set.replicas))
+        program.holds_lost = False
     with _lock:
         _programs.clear()
 

@@ -180,7 +180,9 @@ def save(
         raise ValueError(f"pw.checkpoint: {folder} has brackets, which Orbax takes for a pattern of names")
     _check_names(state)
     hosts = _hosts_for(path)
-    saved = functools.partial(_saved, hosts)
+    is_stored = any(isinstance(leaf, SnapshotArray) for leaf in jax.tree.leaves(state))
+    # Beside arrays in the memory of hosts, this process writes what is on their devices.
+    saved = functools.partial(_saved, None if is_stored else hosts)
     items: dict[str, Any] = {_STATE: jax.tree_util.tree_map_with_path(saved, state)}
     if not jax.tree.leaves(state):
         raise ValueError("pw.checkpoint: the tree to save has no leaves")

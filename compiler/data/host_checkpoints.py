@@ -103,14 +103,14 @@ class SnapshotArray:
       version: the version that it belongs to.
       shape: its shape.
       dtype: its dtype.
-      block_shape: the shape of each block.
+      chunk_shape: the shape of chunks in the file; each block consists of whole ones.
       blocks: the blocks, which do not overlap.
     """
 
     version: SnapshotVersion
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    block_shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
     blocks: tuple[SnapshotBlock, ...]
 
     @property
@@ -348,7 +348,7 @@ class StoredSave(HostSave):
         self._name = f"pathways-{secrets.token_hex(8)}"
         self._lane = next(lanes)
         self._types = [(array.shape, array.dtype) for array in arrays]
-        self._shapes = [array.block_shape for array in arrays]
+        self._shapes = [array.chunk_shape for array in arrays]
         self._pieces = {}
         names: dict[WorkerHandle, list[str]] = {}
         for leaf, array in enumerate(arrays):

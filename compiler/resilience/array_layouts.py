@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.specs import dims_of
+from pathways.compiler.resilience.block_rows import Bounds, Rows, block_name, blocks_in, common_bounds
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.local.devices import mesh_of
 from pathways.runtime.resources.manager import Binding
@@ -162,19 +162,21 @@ class ArrayLayout:
     replicas: ReplicaLayout | None
 
     @functools.cached_property
-    def bounds(self) -> list[list[int]]:
+    def bounds(self) -> Bounds:
         """The positions along each dimension between which blocks are."""
         shardings = [self.sharding]
         if self.replicas is not None:
             # Which replicas run is no matter: as many have the same blocks.
             shardings += [self.replicas.sharding(range(count)) for count in self.replicas.split]
-        # The common refinement of all shardings, so that each shard of any of them consists of whole blocks.
-        bounds: list[set[int]] = [set() for _ in self.shape]
-        for sharding in shardings:
-            for index in sharding.devices_indices_map(self.shape).values():
-                for own, of_dim, size in zip(index, bounds, self.shape, strict=True):
-                    of_dim.update(own.indices(size)[:2])
-        return [sorted(of_dim) for of_dim in bounds]
+        shards = (
+            self._rows(index)
+            for sharding in shardings
+            for index in sharding.devices_indices_map(self.shape).values()
+        )
+        return common_bounds(len(self.shape), shards)
+
+    def _rows(self, index: Index) -> Rows:
+        return tuple(own.indices(size)[:2] for own, size in zip(index, self.shape, strict=True))
 
     def sharding_of(self, replicas: Sequence[int] | None) -> jax.sharding.Sharding:
         """Returns the sharding of its data when other replicas run; its own for None."""
@@ -189,22 +191,12 @@ class ArrayLayout:
 
     def blocks_in(self, index: Index) -> Iterator[Index]:
         """Yields the blocks in a part of the array, by their positions."""
-        ranges = []
-        for own, of_dim, size in zip(index, self.bounds, self.shape, strict=True):
-            first, last, _ = own.indices(size)
-            points = [point for point in of_dim if first <= point <= last]
-            # A dimension without elements has a single bound, and one empty block.
-            ranges.append([slice(a, b) for a, b in itertools.pairwise(points)] or [slice(first, last)])
-        yield from itertools.product(*ranges)
+        for rows in blocks_in(self._rows(index), self.bounds):
+            yield tuple(slice(*side) for side in rows)
 
     def block(self, index: Index) -> str:
         """Returns the name of a block, such as `state['w'][0:4, :]`; without rows where it is the array."""
-        parts = [
-            ":" if (own.start, own.stop) == (0, size) else f"{own.start}:{own.stop}"
-            for own, size in zip(index, self.shape, strict=True)
-        ]
-        rows = f"[{', '.join(parts)}]" if any(part != ":" for part in parts) else ""
-        return f"{self.name}{rows}"
+        return block_name(self.name, self._rows(index), self.shape)
 
 
 def relative(index: Index, shard: Index) -> Index:

@@ -1,24 +1,32 @@
-"""Layouts of arrays on hosts, in blocks with names."""
+"""Layouts of arrays on hosts, in blocks with names, also when fewer replicas run."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from pathways.compiler.resilience.block_rows import (
+    Bounds,
+    Rows,
+    block_name,
+    blocks_in,
+    common_bounds,
+    rows_within,
+)
+from pathways.compiler.resilience.host_replicas import HostReplicaLayout, HostReplicaLayouts, SlicePlacement
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, ResultArray
 from pathways.runtime.hosts.protocol.programs import ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import shard_indices
-
-Rows = tuple[tuple[int, int], ...]
-"""The rows of a block in each dimension, from the first to the one after the last."""
+from pathways.runtime.resilience.records import Blocks, Holdings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +36,10 @@ class PlacedBlock:
     Attributes:
       name: its name; blocks of one name are the same bytes.
       host: the number of the host.
-      shard: its number among the shards of the array on that host.
+      shard: the number of the shard that it is in, among the shards of the array on that host.
       rows: its rows in the array.
       own_rows: its rows in what its island has of the array.
+      shard_rows: its rows in the shard.
     """
 
     name: str
@@ -38,6 +47,7 @@ class PlacedBlock:
     shard: int
     rows: Rows
     own_rows: Rows
+    shard_rows: Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +59,7 @@ class ArrayPlace:
       layout: the layout there.
       part: what the island has of the array.
       shape: the shape of that.
-      blocks: the block on each device.
+      blocks: the blocks on each device.
     """
 
     island: int
@@ -66,14 +76,20 @@ class HostArrayLayout:
     Attributes:
       name: the name of the array in messages.
       aval: its type.
+      shape: the shape of its data.
       dtype: the dtype of its data.
       places: its places.
+      bounds: the bounds of its blocks; None where each shard is one block.
+      replicas: its layouts on slices of replicas; none where fewer replicas never run, or it is elsewhere.
     """
 
     name: str
     aval: Any
+    shape: tuple[int, ...]
     dtype: np.dtype[Any]
     places: tuple[ArrayPlace, ...]
+    bounds: Bounds | None = None
+    replicas: tuple[HostReplicaLayout, ...] = ()
 
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
@@ -84,6 +100,12 @@ class HostArrayLayout:
             for block in place.blocks
         }
 
+    def allows(self, counts: Sequence[int]) -> bool:
+        """Returns whether some numbers of replicas may run with its blocks."""
+        return self.bounds is not None and all(
+            {*counts} <= dict(one.splits).keys() and len(one.slices) == max(counts) for one in self.replicas
+        )
+
     def at(self, island: int) -> list[ArrayPlace]:
         """Returns its places on an island."""
         return [place for place in self.places if place.island == island]
@@ -92,36 +114,155 @@ class HostArrayLayout:
         """Returns what a call on hosts that creates it there has to know."""
         return ResultArray(place.shape, self.dtype.name, place.layout)
 
+    def places_of(self, replicas: tuple[int, ...], layouts: HostReplicaLayouts) -> tuple[ArrayPlace, ...]:
+        """Returns its places when other replicas run than those that it is on.
 
-def layout_of_array(name: str, array: Array) -> HostArrayLayout:
-    """Returns the layout of an array; of typed PRNG keys that of their words."""
-    return layout_at(name, array.aval, array.locations)
+        Args:
+          replicas: the replicas.
+          layouts: the slices of all replicas.
+        """
+        if self.replicas:
+            return self._placed(one for layout in self.replicas for one in layout.placements(replicas))
+        # What is on no slice of replicas stays where it is, as far as islands are left that have all of it.
+        left = tuple(place for place in self.places if place.island in layouts.islands(replicas))
+        if {block.name for place in left for block in place.blocks} == self.sizes.keys():
+            return left
+        return self._placed([layouts.on_one_device(replicas, len(self.shape))])
+
+    def _placed(self, placements: Iterable[SlicePlacement]) -> tuple[ArrayPlace, ...]:
+        return tuple(_place(self.name, self.shape, one, self.bounds) for one in placements)
 
 
-def layout_at(name: str, aval: Any, locations: Sequence[Location]) -> HostArrayLayout:
-    """Returns the layout of an array of some type at some locations."""
+@dataclasses.dataclass
+class StateOnHosts:
+    """State that is copied.
+
+    Attributes:
+      tree: its structure.
+      leaves: the layout of each array on hosts; any other leaf itself.
+      arrays: the arrays on hosts, until copies of them have begun, by positions of leaves.
+      replicas: the replicas that ran.
+      layouts: the slices of all replicas; None where fewer never run.
+      copies: the blocks that each host has in its memory.
+    """
+
+    tree: Any
+    leaves: list[Any]
+    arrays: dict[int, Array]
+    replicas: tuple[int, ...]
+    layouts: HostReplicaLayouts | None
+    copies: dict[int, Blocks] = dataclasses.field(default_factory=dict)
+
+    def places(self, replicas: tuple[int, ...]) -> list[tuple[int, ArrayPlace]]:
+        """Returns the places of all arrays on hosts when some replicas run, with the positions of leaves."""
+        own = self.layouts if replicas != self.replicas else None
+        return [
+            (n, place)
+            for n, leaf in enumerate(self.leaves)
+            if isinstance(leaf, HostArrayLayout)
+            for place in (leaf.places if own is None else leaf.places_of(replicas, own))
+        ]
+
+    @property
+    def array_layouts(self) -> list[HostArrayLayout]:
+        """The layouts of all arrays on hosts."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, HostArrayLayout)]
+
+    def holdings(self, replicas: tuple[int, ...]) -> Holdings:
+        """Returns the blocks that each host has on its devices when some replicas run."""
+        holdings: dict[int, set[str]] = {}
+        for _, place in self.places(replicas):
+            for block in place.blocks:
+                holdings.setdefault(block.host, set()).add(block.name)
+        return {host: frozenset(blocks) for host, blocks in sorted(holdings.items())}
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The bytes of each block."""
+        return collections.ChainMap(*(layout.sizes for layout in self.array_layouts))
+
+
+def layout_of_array(name: str, array: Array, replicas: HostReplicaLayouts | None) -> HostArrayLayout:
+    """Returns the layout of an array; of typed PRNG keys that of their words.
+
+    Args:
+      name: its name.
+      array: the array.
+      replicas: the slices of all replicas, if fewer may run.
+
+    Raises:
+      ValueError: fewer replicas may run, and it is on an island that has none of them.
+    """
+    placements = [placement_at(where) for where in array.locations]
+    if replicas is None:
+        return layout_at(name, array.aval, placements, None)
+    shape, _ = _data_of(array.aval)
+    found = replicas.find(name, shape, placements)
+    if found:
+        # Copies elsewhere are made again where they are read.
+        placements = [one for layout in found for one in layout.placements(replicas.running)]
+    else:
+        replicas.check_islands(name, placements)
+    of_counts = [
+        one for layout in found for count, _ in layout.splits for one in layout.placements(range(count))
+    ]
+    shards = (rows for one in (*placements, *of_counts) for *_, rows in _shards(shape, one))
+    bounds = common_bounds(len(shape), shards)
+    return layout_at(name, array.aval, placements, bounds, found)
+
+
+def layout_at(
+    name: str,
+    aval: Any,
+    placements: Sequence[SlicePlacement],
+    bounds: Bounds | None,
+    replicas: tuple[HostReplicaLayout, ...] = (),
+) -> HostArrayLayout:
+    """Returns the layout of an array of some type at some places, see `HostArrayLayout`."""
+    shape, dtype = _data_of(aval)
+    places = tuple(_place(name, shape, one, bounds) for one in placements)
+    return HostArrayLayout(name, aval, shape, dtype, places, bounds, replicas)
+
+
+def placement_at(where: Location) -> SlicePlacement:
+    """Returns the placement of an array at a location."""
+    holders = {host.index: positions for host, positions in where.holders.items()}
+    return SlicePlacement(where.gang.number, where.placement, where.block, holders)
+
+
+def _data_of(aval: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Returns the shape and the dtype of the data of an array; of typed PRNG keys those of their words."""
     is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
     data = jax.eval_shape(jax.random.key_data, aval) if is_key else aval
-    shape = tuple(data.shape)
-    places = tuple(_place(name, shape, where) for where in locations)
-    return HostArrayLayout(name, aval, np.dtype(data.dtype), places)
+    return tuple(data.shape), np.dtype(data.dtype)
 
 
-def _place(name: str, shape: tuple[int, ...], where: Location) -> ArrayPlace:
-    own_shape, first = where.block_of(shape)
-    indices = shard_indices(own_shape, where.placement)
-    blocks = []
-    for host, positions in where.holders.items():
-        for shard, position in enumerate(positions):
-            own_rows = tuple((side.start, side.stop) for side in indices[position])
-            rows = tuple((at + start, at + stop) for at, (start, stop) in zip(first, own_rows, strict=True))
-            blocks.append(PlacedBlock(f"{name}{_rows(rows, shape)}", host.index, shard, rows, own_rows))
-    return ArrayPlace(where.gang.number, where.placement, where.block, own_shape, tuple(blocks))
-
-
-def _rows(rows: Rows, shape: Sequence[int]) -> str:
-    """Returns rows for messages, such as `[0:4, :]`; nothing for all of an array."""
-    parts = [
-        ":" if own == (0, count) else f"{own[0]}:{own[1]}" for own, count in zip(rows, shape, strict=True)
+def _place(name: str, shape: tuple[int, ...], where: SlicePlacement, bounds: Bounds | None) -> ArrayPlace:
+    """Returns the place of an array; each shard is a block where `bounds` is None."""
+    first = where.first_row(shape)
+    blocks = [
+        PlacedBlock(
+            block_name(name, rows, shape), host, shard, rows, rows_within(rows, first), rows_within(rows, own)
+        )
+        for host, shard, own in _shards(shape, where)
+        for rows in ([own] if bounds is None else blocks_in(own, bounds))
     ]
-    return f"[{', '.join(parts)}]" if any(part != ":" for part in parts) else ""
+    return ArrayPlace(where.island, where.layout, where.part, where.part.shape(shape), tuple(blocks))
+
+
+def _shards(shape: tuple[int, ...], where: SlicePlacement) -> list[tuple[int, int, Rows]]:
+    """Returns the host, the number there, and the rows of each shard of an array."""
+    first = where.first_row(shape)
+    indices = shard_indices(where.part.shape(shape), where.layout)
+    return [
+        (
+            host,
+            shard,
+            tuple(
+                (at + side.start, at + side.stop)
+                for (at, _), side in zip(first, indices[position], strict=True)
+            ),
+        )
+        for host, positions in where.holders.items()
+        for shard, position in enumerate(positions)
+    ]

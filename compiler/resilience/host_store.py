@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,14 @@ import numpy as np
 
 from pathways.compiler.data.host_checkpoints import SnapshotVersion
 from pathways.compiler.data.on_hosts import call_of, lanes, values_of
-from pathways.compiler.resilience.host_layouts import ArrayPlace, HostArrayLayout, layout_of_array
+from pathways.compiler.resilience.host_layouts import (
+    ArrayPlace,
+    HostArrayLayout,
+    StateOnHosts,
+    layout_of_array,
+)
+from pathways.compiler.resilience.host_replicas import HostReplicaLayouts
+from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.resilience.stored_state import stored_leaves
 from pathways.compiler.resilience.version_records import RecordedVersion, VersionRecorder, read_versions
@@ -34,7 +42,7 @@ from pathways.runtime.resilience.events import (
     HostRestored,
     IslandAbandoned,
     IslandsUsed,
-    ReplicasPrepared,
+    MemoryLost,
     ResilienceEvent,
     RestoreFailed,
     WorkersLeaving,
@@ -57,6 +65,8 @@ from pathways.runtime.snapshots.private_folder import SnapshotError
 from pathways.runtime.snapshots.run_names import run_name, this_machine
 from pathways.runtime.timelines.tables import size
 
+log = logging.getLogger("pathways")
+
 _MODULE = snapshots.__name__
 
 _NAME = "pw.resilient"
@@ -74,43 +84,6 @@ _NO_BLOCKS: Blocks = frozenset()
 
 
 @dataclasses.dataclass
-class _StateOnHosts:
-    """State that is copied.
-
-    Attributes:
-      tree: its structure.
-      leaves: the layout of each array on hosts; any other leaf itself.
-      arrays: the arrays on hosts, until copies of them have begun, by positions of leaves.
-      copies: the blocks that each host has in its memory.
-    """
-
-    tree: Any
-    leaves: list[Any]
-    arrays: dict[int, Array]
-    copies: dict[int, Blocks] = dataclasses.field(default_factory=dict)
-
-    @property
-    def layouts(self) -> list[HostArrayLayout]:
-        """The layouts of all arrays on hosts."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, HostArrayLayout)]
-
-    @property
-    def holdings(self) -> Holdings:
-        """The blocks that each host has on its devices."""
-        holdings: dict[int, set[str]] = {}
-        for layout in self.layouts:
-            for place in layout.places:
-                for block in place.blocks:
-                    holdings.setdefault(block.host, set()).add(block.name)
-        return {host: frozenset(blocks) for host, blocks in sorted(holdings.items())}
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The bytes of each block."""
-        return collections.ChainMap(*(layout.sizes for layout in self.layouts))
-
-
-@dataclasses.dataclass
 class _KnownIsland:
     """An island, as the core of resilience knows it.
 
@@ -120,6 +93,8 @@ class _KnownIsland:
       is_leaving: whether it was reported that these leave.
       opening: the workers that have a request to open their memory; None for none.
       is_abandoned: whether it was reported that it will have no workers again.
+      is_away: whether its new workers are not used, see `HostStore.lose`.
+      has_memory: whether the copies in its memory stay when its workers are lost.
     """
 
     gang: HostGang
@@ -127,6 +102,8 @@ class _KnownIsland:
     is_leaving: bool = False
     opening: HostGang | None = None
     is_abandoned: bool = False
+    is_away: bool = False
+    has_memory: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +131,9 @@ class HostStore(SnapshotStore):
         # The islands that have some of the state, and all that were reported to be used.
         self._holding: set[int] = set()
         self._used: frozenset[int] = frozenset()
-        self._kept: dict[VersionKey, _StateOnHosts] = {}
+        self._replicas: StepReplicas | None = None
+        self._layouts: HostReplicaLayouts | None = None
+        self._kept: dict[VersionKey, StateOnHosts] = {}
         self._newest: VersionKey | None = None
         self._space: dict[int, dict[str, Any]] = {}
         self._has_space = False
@@ -194,7 +173,7 @@ class HostStore(SnapshotStore):
                 for host in gang.hosts
             },
             (frozenset(numbers),),
-            lambda replicas, key: self._kept[key].holdings,
+            self._holdings,
         )
         self._read_stored(state)
         self._check_space_at_start(state)
@@ -220,9 +199,34 @@ class HostStore(SnapshotStore):
                 records |= {VersionKey(step, attempt): text for step, attempt, text in found}
         recorded = read_versions(records, state, [island.gang for island in self._islands])
         tree = jax.tree.structure(state)
-        self._kept = {key: _StateOnHosts(tree, one.leaves, {}, blocks[key]) for key, one in recorded.items()}
+        self._kept = {
+            key: StateOnHosts(tree, one.leaves, {}, one.replicas, None, blocks[key])
+            for key, one in recorded.items()
+        }
         self.stored = {key: StoredVersion(own, key in recorded, (0,)) for key, own in blocks.items()}
         self.positions = {key.step: one.position for key, one in recorded.items()}
+
+    def set_replicas(self, replicas: StepReplicas) -> None:
+        """See `SnapshotStore.set_replicas`."""
+        self._replicas = replicas
+        self._layouts = HostReplicaLayouts(replicas)
+        self.topology = ReplicaTopology(self.topology.hosts, replicas.islands, self._holdings)
+        stored = dict(self.stored)
+        for key, kept in self._kept.items():
+            is_usable = all(layout.allows(replicas.counts) for layout in kept.array_layouts)
+            if not is_usable:
+                log.warning("pw.resilient: %s in memory is not used: it has another minimum=", key)
+            kept.layouts = self._layouts
+            stored[key] = StoredVersion(stored[key].blocks, is_usable, kept.replicas)
+        self.stored = stored
+
+    @property
+    def _running(self) -> tuple[int, ...]:
+        """The replicas that programs run on; a single one where there cannot be fewer."""
+        return (0,) if self._replicas is None else self._replicas.running
+
+    def _holdings(self, replicas: tuple[int, ...], key: VersionKey) -> Holdings:
+        return self._kept[key].holdings(replicas)
 
     def _check_space_at_start(self, state: Any) -> None:
         """Checks that versions fit in the memory of all hosts, wherever steps will have the state."""
@@ -234,19 +238,32 @@ class HostStore(SnapshotStore):
         needed = copies * sum(_nbytes(leaf) for leaf in leaves)
         self._require(needed, f"at least {size(needed)}", self._space)
 
-    def _check_space(self, kept: _StateOnHosts) -> None:
-        """Checks that versions fit in the memory of each host."""
-        holdings, sizes, hosts = kept.holdings, kept.sizes, self.topology.hosts
-        own = place_own_copies(holdings, hosts)
-        needs = {host: sum(sizes[name] for name in names) for host, names in own.items()}
-        for (_, target), names in place_buddy_copies(own, [*hosts], hosts).items():
-            needs[target] = needs.get(target, 0) + sum(sizes[name] for name in names)
-        for system in {_file_system(found) for found in self._space.values()}:
+    def _check_space(self, kept: StateOnHosts) -> None:
+        """Checks that versions fit in the memory of each host, whichever replicas run."""
+        sizes = kept.sizes
+        needs = [
+            {host: sum(sizes[name] for name in names) for host, names in planned.items()}
+            for planned in self._planned_copies(kept)
+        ]
+        for system in dict.fromkeys(map(_file_system, self._space.values())):
             # Hosts of one machine may share a file system, and with it the free bytes.
             sharing = [host for host, own in self._space.items() if _file_system(own) == system]
-            needed = _VERSIONS * sum(needs.get(host, 0) for host in sharing)
+            needed = _VERSIONS * max(sum(of_hosts.get(host, 0) for host in sharing) for of_hosts in needs)
             self._require(needed, size(needed), sharing)
         self._has_space = True
+
+    def _planned_copies(self, kept: StateOnHosts) -> Iterator[Holdings]:
+        """Yields the blocks that each host keeps of a version, for choices of the replicas that run."""
+        hosts = self.topology.hosts
+        for replicas in [kept.replicas] if self._replicas is None else self._replicas.samples():
+            own = place_own_copies(kept.holdings(replicas), hosts)
+            # Fewer run where other islands are lost, which then keep nothing for these.
+            is_fewer = len(replicas) < len(self.topology.replicas)
+            present = self.topology.hosts_of(self.topology.islands(replicas)) if is_fewer else [*hosts]
+            planned = dict(own)
+            for (_, target), names in place_buddy_copies(own, present, hosts).items():
+                planned[target] = planned.get(target, _NO_BLOCKS) | names
+            yield planned
 
     def _require(self, needed: int, named: str, hosts: Collection[int]) -> None:
         """Checks the free bytes of some hosts; makes room first, if that is necessary."""
@@ -278,16 +295,18 @@ class HostStore(SnapshotStore):
 
         Raises:
           SnapshotError: a host has too little memory.
+          ValueError: fewer replicas may run, and an array is on an island that has none of them.
         """
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)
-        kept = _StateOnHosts(tree, [], {})
+        kept = StateOnHosts(tree, [], {}, self._running, self._layouts)
         for path, leaf in leaves:
             if isinstance(leaf, Array) and leaf.is_of(self._client):
                 kept.arrays[len(kept.leaves)] = leaf
-                kept.leaves.append(layout_of_array(f"state{jax.tree_util.keystr(path)}", leaf))
+                name = f"state{jax.tree_util.keystr(path)}"
+                kept.leaves.append(layout_of_array(name, leaf, self._layouts))
             else:
                 kept.leaves.append(_copied(leaf))
-        holdings = kept.holdings
+        holdings = kept.holdings(kept.replicas)
         if holdings and not self._has_space:
             self._check_space(kept)
         self._holding.update(self.topology.hosts[host].island for host in holdings)
@@ -321,7 +340,7 @@ class HostStore(SnapshotStore):
                     # Devices of one host may have the same block, which is written once.
                     if block.name in wanted:
                         wanted.discard(block.name)
-                        blocks.append((len(taken), block.shard, block.name, block.rows))
+                        blocks.append((len(taken), block.shard, block.name, block.rows, block.shard_rows))
                 taken.append((array, gang.location(place.layout, place.part)))
                 names.append(kept.leaves[n].name)
         named = {"key": _plain(key), "copy": copy.number, "names": names, "blocks": blocks}
@@ -387,8 +406,9 @@ class HostStore(SnapshotStore):
         """See `SnapshotStore.commit`."""
         kept = self._kept[key]
         # Without blocks, it is the state that the same call has, too.
-        if self.outlives and kept.layouts:
-            record = self._recorder.write(kept.tree, RecordedVersion(kept.leaves, position))
+        if self.outlives and kept.array_layouts:
+            version = RecordedVersion(kept.leaves, position, kept.replicas)
+            record = self._recorder.write(kept.tree, version)
             if record is not None:
                 self._call_all("commit", {"key": _plain(key), "record": record})
 
@@ -408,19 +428,21 @@ class HostStore(SnapshotStore):
         for host in restore.hosts:
             if host not in loading:
                 self._events.append(HostRestored(restore.attempt, host))
-        return self._read_arrays(restore.key, restore.loads, restore.attempt)
+        return self._read_arrays(restore.key, restore.replicas, restore.loads, restore.attempt)
 
     def _read_arrays(
         self,
         key: VersionKey,
+        replicas: tuple[int, ...],
         loads: Sequence[BlockLoad],
         attempt: int | None,
-        kept: _StateOnHosts | None = None,
+        kept: StateOnHosts | None = None,
     ) -> Any:
         """Begins to read a version from memory; returns its state.
 
         Args:
           key: the version.
+          replicas: the replicas that it is read for.
           loads: what each host reads from where.
           attempt: that of `RestoreState`, whose answers are reported; None for another purpose.
           kept: the state, with layouts of the arrays that are read; all by default.
@@ -432,21 +454,24 @@ class HostStore(SnapshotStore):
             Array(self._client, leaf.aval, {}, None) if isinstance(leaf, HostArrayLayout) else _copied(leaf)
             for leaf in kept.leaves
         ]
+        places = kept.places(replicas)
         for island in self._islands:
             hosts = [host.index for host in island.gang.hosts]
             own = [load for load in loads if load.host in hosts]
             if own and island.is_present:
                 # Of a restore an event says that an island is lost.
                 with contextlib.nullcontext() if attempt is None else contextlib.suppress(HostError):
-                    self._read_island(key, kept, island.gang, own, leaves, lane, attempt)
+                    of_island = [one for one in places if one[1].island == island.gang.number]
+                    self._read_island(key, kept, island.gang, own, of_island, leaves, lane, attempt)
         return jax.tree.unflatten(kept.tree, leaves)
 
     def _read_island(
         self,
         key: VersionKey,
-        kept: _StateOnHosts,
+        kept: StateOnHosts,
         gang: HostGang,
         loads: Sequence[BlockLoad],
+        places: Sequence[tuple[int, ArrayPlace]],
         leaves: Sequence[Any],
         lane: int,
         attempt: int | None,
@@ -457,13 +482,9 @@ class HostStore(SnapshotStore):
                 # In the lane of `read` below, which finds the fetched blocks in the memory of the host.
                 call = self._call("fetch", gang, [load.host], lane, named)
                 self._pending.append(_PendingCall(call, self._on_fetched(call, gang, load, attempt)))
-        places: list[tuple[int, ArrayPlace]] = [
-            (n, place)
-            for n, leaf in enumerate(kept.leaves)
-            if isinstance(leaf, HostArrayLayout)
-            for place in leaf.at(gang.number)
+        blocks = [
+            [*dict.fromkeys((block.own_rows, block.name) for block in place.blocks)] for _, place in places
         ]
-        blocks = [[(block.own_rows, block.name) for block in place.blocks] for _, place in places]
         outputs = tuple(kept.leaves[n].result(place) for n, place in places)
         hosts = sorted({load.host for load in loads})
         named = {"key": _plain(key), "leaves": blocks}
@@ -500,10 +521,6 @@ class HostStore(SnapshotStore):
 
         return on_end
 
-    def prepare(self, replicas: tuple[int, ...]) -> None:
-        """See `SnapshotStore.prepare`."""
-        self._events.append(ReplicasPrepared(replicas))
-
     def release(self, island: int) -> None:
         """See `SnapshotStore.release`."""
         known = self._islands[island]
@@ -522,9 +539,13 @@ class HostStore(SnapshotStore):
 
         Those that a file cannot have in such blocks are read on the hosts, beside those of the steps.
         """
-        kept = self._kept[key]
+        kept, replicas = self._kept[key], self._running
+        if self._replicas is not None:
+            # Those that run may be lost by now.
+            islands = {number for number, island in enumerate(self._islands) if island.is_present}
+            replicas = self._replicas.able(islands) or replicas
         if absent := sorted(
-            {self.topology.hosts[n].island for n in kept.holdings if not self._is_present(n)}
+            {self.topology.hosts[n].island for n in kept.holdings(replicas) if not self._is_present(n)}
         ):
             named = ", ".join(f"island{island}" for island in absent)
             raise lost(f"{key} cannot be read while there are no workers of {named}").error()
@@ -535,11 +556,11 @@ class HostStore(SnapshotStore):
                 owners.setdefault(name, []).append(host)
         version = SnapshotVersion(self._client, self._run, _plain(key))
         kept = dataclasses.replace(kept, leaves=stored_leaves(kept.leaves, version, owners))
-        planned = plan_loads(kept.holdings, present, self.topology.hosts)
+        planned = plan_loads(kept.holdings(replicas), present, self.topology.hosts)
         if planned is None:
             raise KeyError(f"{key} is in no memory any more")
         loads = [BlockLoad(host, source, blocks) for (source, host), blocks in planned.items()]
-        return self._read_arrays(key, loads, None, kept)
+        return self._read_arrays(key, replicas, loads, None, kept)
 
     def sizes(self) -> dict[int, int]:
         """See `SnapshotStore.sizes`."""
@@ -551,29 +572,34 @@ class HostStore(SnapshotStore):
         return counts
 
     def lose(self, island: int, *, memory: bool, arrays: Sequence[Any], returns: bool = True) -> None:
-        """See `SnapshotStore.lose`: kills the workers of the island, which start again by themselves."""
-        if not returns:
-            raise RuntimeError("pw.resilient: islands of hosts return by themselves; leave returns= out")
+        """See `SnapshotStore.lose`: kills the workers of the island, which start again by themselves.
+
+        Those that start are not used before `return_island`, unless the island is to return by itself.
+        """
         if not self._client.session.owns_workers:
             raise RuntimeError(
                 "pw.resilient: run.lose kills workers, which other clients of the service use, too; to try a "
                 "loss, kill a worker of a service of your own: pw.status() has their process ids"
             )
+        if not returns:
+            self._islands[island].is_away = True
         gang = self._client.pool.gangs[island]
         if memory:
             with contextlib.suppress(HostError):
                 call = self._call("close_run", gang, [host.index for host in gang.hosts], next(lanes), {})
                 self._client.wait_for_call(call)
+                self._islands[island].has_memory = False
         for host in gang.hosts:
             host.process.kill()
 
     def return_island(self, island: int) -> None:
-        """See `SnapshotStore.return_island`.
+        """See `SnapshotStore.return_island`."""
+        self._islands[island].is_away = False
 
-        Raises:
-          RuntimeError: always, since islands of hosts return by themselves.
-        """
-        raise RuntimeError("pw.resilient: islands of hosts return by themselves")
+    def check(self, islands: Collection[int]) -> None:
+        """See `SnapshotStore.check`."""
+        for number in islands:
+            self._islands[number].gang.life.check_open()
 
     def poll(self) -> list[ResilienceEvent]:
         """See `SnapshotStore.poll`."""
@@ -604,6 +630,10 @@ class HostStore(SnapshotStore):
                 self._allow_leave(island.gang)
                 why = problem.text.partition(": ")[2] or problem.text
                 events.append(WorkersLost(number, why.partition("\n")[0]))
+                if not island.has_memory:
+                    island.has_memory = True
+                    # After the loss: no copies are made on these hosts meanwhile.
+                    events += [MemoryLost(host.index) for host in island.gang.hosts]
             elif island.is_present and not island.is_leaving and island.gang.life.leaving is not None:
                 island.is_leaving = True
                 events.append(WorkersLeaving(number))
@@ -612,7 +642,7 @@ class HostStore(SnapshotStore):
                 if not island.is_present and not island.is_abandoned and current.life.is_dead():
                     island.is_abandoned = True
                     events.append(IslandAbandoned(number))
-            elif current is not island.opening and current.life.problem is None:
+            elif current is not island.opening and current.life.problem is None and not island.is_away:
                 with contextlib.suppress(HostError):
                     # New workers count as present when they have reported their versions, see `_on_opened`.
                     call = self._open_island(current)

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -184,6 +184,9 @@ class LocalSnapshotStore(SnapshotStore):
         for host in hosts:
             self._memory[host] = {key: own for key, own in self._memory[host].items() if key in keys}
         self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
+
+    def check(self, islands: Collection[int]) -> None:
+        """See `SnapshotStore.check`. Programs here need no workers."""
 
     def restore(self, restore: RestoreState) -> Any:
         """See `SnapshotStore.restore`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import logging
 import os
@@ -34,6 +35,7 @@ from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.stages import Bound
 from pathways.runtime.control.effects import Log
 from pathways.runtime.control.records.errors import HostError, lost
+from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.resilience.core import ResilienceCore
 from pathways.runtime.resilience.effects import (
@@ -469,6 +471,8 @@ class ResilientRun:
         self._drop_state()
         if self._replicas is not None:
             try:
+                # Before, since to load a program waits for islands that are lost.
+                self._store.check(self._store.topology.islands(restore.replicas))
                 self._replicas.run_on(restore.replicas)
             except HostError as error:
                 # Another island is lost, too, which an event says: then there is another order to restore.
@@ -591,7 +595,7 @@ class ResilientRun:
 
 
 def _copied(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, jax.Array) else leaf
+    return copy.copy(leaf) if isinstance(leaf, jax.Array | Array) else leaf
 
 
 @boundary
@@ -642,7 +646,7 @@ def resilient(
       TypeError: `feeds` is missing or no program, or an argument has a wrong type.
       ValueError: a number out of range, a `minimum` that no number of replicas meets, or a `step` without
         such an argument.
-      RuntimeError: `minimum` is given on hosts.
+      RuntimeError: `minimum` is given on the hosts of a service.
 
     Example:
       ```python
@@ -665,10 +669,10 @@ def resilient(
     if not jax.tree.leaves(state):
         raise ValueError("pw.resilient: the state has no leaves")
     hosts = controller()
-    if hosts is not None and minimum is not None:
+    if hosts is not None and minimum is not None and not hosts.session.owns_workers:
         raise RuntimeError(
-            "pw.resilient: minimum= is not supported on hosts yet; leave it out, and lost islands are waited "
-            "for"
+            "pw.resilient: minimum= is not supported on the hosts of a service yet; leave it out, and lost "
+            "islands are waited for"
         )
     if hosts is not None and isinstance(program, Bound):
         raise TypeError(

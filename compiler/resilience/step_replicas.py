@@ -16,6 +16,7 @@ from pathways.compiler.backends.replica_executable import (
     programs_on,
     run_on_replicas,
 )
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.local.devices import bind
 from pathways.runtime.resilience.events import ReplicasPrepared, ResilienceEvent
 from pathways.runtime.resources.manager import Binding
@@ -102,16 +103,25 @@ class StepReplicas:
         """The numbers of all replicas."""
         return tuple(range(self.counts[-1]))
 
+    def able(self, present: Collection[int]) -> Numbers:
+        """Returns the replicas that may run on some islands: none if they are too few."""
+        able = [n for n in self.all if self.islands[n] <= set(present)]
+        # The choice of the core: other replicas would be loaded in vain.
+        return tuple(able[: max((count for count in self.counts if count <= len(able)), default=0)])
+
     def after_loss(self, present: Collection[int]) -> list[Numbers]:
         """Returns the replicas that run after the loss of any one of the islands that have workers."""
-        chosen: dict[Numbers, None] = {}
-        for lost in sorted(present):
-            able = [n for n in self.all if self.islands[n] <= set(present) - {lost}]
-            # The choice of the core after a loss: other replicas would be loaded in vain.
-            count = max((count for count in self.counts if count <= len(able)), default=0)
-            if count:
-                chosen[tuple(able[:count])] = None
-        return list(chosen)
+        chosen = dict.fromkeys(self.able(set(present) - {lost}) for lost in sorted(present))
+        return [replicas for replicas in chosen if replicas]
+
+    def samples(self) -> list[Numbers]:
+        """Returns choices of replicas that run: of each number some, so that each replica is in one."""
+        every = self.all
+        return [
+            tuple(sorted((every + every)[first : first + count]))
+            for count in self.counts
+            for first in (range(0, len(every), count) if count < len(every) else (0,))
+        ]
 
     def load_new(self, present: Collection[int]) -> None:
         """Compiles programs that are new for fewer replicas.
@@ -126,12 +136,18 @@ class StepReplicas:
         if self._programs_seen == count_of_programs():
             return
         self._programs_seen = count_of_programs()
+        self._hold_lost(True)
         counts: set[int] = set()
         for replicas in self.after_loss(present):
             # As many other ones differ by their devices alone.
             if len(replicas) not in counts:
                 counts.add(len(replicas))
-                self._load(replicas)
+                try:
+                    self._load(replicas)
+                except HostError as error:
+                    # The programs for the islands that are left are loaded when steps resume.
+                    log.warning("pw.resilient: %s", error)
+                    return
         self.load_ahead(present)
 
     def _load(self, replicas: Numbers) -> None:
@@ -148,15 +164,19 @@ class StepReplicas:
 
     def load_ahead(self, present: Collection[int]) -> None:
         """Begins to load all programs for the replicas that run after the loss of any one island."""
-        self._begin(*((replicas, False) for replicas in self.after_loss(present)))
+        self._begin(False, self.after_loss(present))
 
     def prepare(self, replicas: Numbers) -> None:
         """Begins to load all programs for some replicas; `poll` returns that they are."""
-        self._begin((replicas, True))
+        self._begin(True, [replicas])
 
-    def _begin(self, *requests: tuple[Numbers, bool]) -> None:
+    def _begin(self, is_awaited: bool, requests: Collection[Numbers]) -> None:
+        """Begins to load programs, in place of what earlier requests of the kind have not begun to load."""
         with self._lock:
-            self._requests.extend(requests)
+            kept = [one for one in self._requests if one[1] != is_awaited]
+            # Those that the core waits for come first.
+            both = [*kept, *((replicas, is_awaited) for replicas in requests)]
+            self._requests = collections.deque(sorted(both, key=lambda one: not one[1]))
             if self._thread is None:
                 self._thread = start_thread(self._work, "replicas")
 
@@ -191,8 +211,13 @@ class StepReplicas:
           ProgramError: a program cannot be compiled for so many replicas.
         """
         self._sets = _connected(self._sets)
+        self._hold_lost(True)
         run_on_replicas(self._sets, replicas)
         self.running = replicas
+
+    def _hold_lost(self, value: bool) -> None:
+        for program in programs_on(self._sets):
+            program.holds_lost = value
 
     def poll(self) -> list[ResilienceEvent]:
         """Returns the events since the last call."""
@@ -208,6 +233,7 @@ class StepReplicas:
         # Without the lock, which the thread needs to finish.
         if thread is not None:
             thread.join()
+        self._hold_lost(False)
 
 
 def _fewer(programs: Collection[ReplicaExecutable], minimum: int, count: int) -> list[int]:

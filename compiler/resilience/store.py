@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pathways.compiler.resilience.step_replicas import StepReplicas
@@ -36,15 +36,12 @@ class SnapshotStore(abc.ABC):
     positions: Mapping[int, Any] = types.MappingProxyType({})
     outlives: bool = False
 
+    @abc.abstractmethod
     def set_replicas(self, replicas: StepReplicas) -> None:
         """Sets the replicas of the topology, if fewer may run; called after `open`, before anything else.
 
         Versions are then restored for those of `RestoreState.replicas`, on which the programs run by then.
-
-        Raises:
-          RuntimeError: the store restores versions for all replicas only.
         """
-        raise RuntimeError("pw.resilient: minimum= is not supported over hosts yet; leave it out")
 
     @abc.abstractmethod
     def open(self, state: Any, run: str | None) -> None:
@@ -80,6 +77,14 @@ class SnapshotStore(abc.ABC):
     @abc.abstractmethod
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
         """Frees all other versions on these hosts."""
+
+    @abc.abstractmethod
+    def check(self, islands: Collection[int]) -> None:
+        """Checks that islands are not lost, also where no event has said so yet.
+
+        Raises:
+          HostError: one is.
+        """
 
     @abc.abstractmethod
     def restore(self, restore: RestoreState) -> Any:

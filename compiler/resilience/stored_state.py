@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +14,17 @@ from pathways.compiler.data.host_checkpoints import SnapshotArray, SnapshotBlock
 from pathways.compiler.resilience.host_layouts import HostArrayLayout, Rows
 from pathways.runtime.hosts.protocol.programs import WHOLE
 
+_MAX_CHUNKS = 64
+"""Limit on chunks of a file per block of an array."""
+
 
 def stored_leaves(
     leaves: Sequence[Any], version: SnapshotVersion, owners: Mapping[str, Sequence[int]]
 ) -> list[Any]:
     """Returns the leaves of a state with arrays in the memory of hosts in place of their layouts.
 
-    Layouts stay of arrays that a file cannot have as they are: keys, and those in blocks of several shapes.
+    Layouts stay of arrays that a file cannot have as they are: keys, and those in blocks that would be in too
+    many chunks of one shape.
 
     Args:
       leaves: the layout of each array on hosts; any other leaf itself.
@@ -39,20 +44,22 @@ def _stored(
     if not isinstance(leaf, HostArrayLayout) or not leaf.sizes:
         return leaf
     blocks = _cover(leaf)
-    shapes = {tuple(stop - start for start, stop in rows) for rows in blocks.values()}
     is_key = jax.dtypes.issubdtype(leaf.aval.dtype, jax.dtypes.extended)
-    if is_key or len(shapes) != 1 or not leaf.aval.size:
+    if is_key or not leaf.aval.size:
         return leaf
-    (shape,) = shapes
+    # Hosts write to no chunk together, and a file has chunks of one shape alone.
+    chunk = tuple(math.gcd(*itertools.chain(*sides)) for sides in zip(*blocks.values(), strict=True))
+    if leaf.aval.size > math.prod(chunk) * len(blocks) * _MAX_CHUNKS:
+        return leaf
     found = []
     for name, rows in blocks.items():
         if not owners.get(name):
             raise KeyError(f"{name} is in no memory any more")
         # Of the hosts that have a block, the one with least to write.
         host = min(owners[name], key=lambda host: loads[host])
-        loads[host] += leaf.dtype.itemsize * math.prod(shape)
+        loads[host] += leaf.dtype.itemsize * math.prod(stop - start for start, stop in rows)
         found.append(SnapshotBlock(host, name, tuple(start for start, _ in rows)))
-    return SnapshotArray(version, leaf.aval.shape, leaf.dtype, shape, tuple(found))
+    return SnapshotArray(version, leaf.aval.shape, leaf.dtype, chunk, tuple(found))
 
 
 def _cover(layout: HostArrayLayout) -> dict[str, Rows]:

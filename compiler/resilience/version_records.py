@@ -20,7 +20,8 @@ import numpy as np
 
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.lower.structures import is_key
-from pathways.compiler.resilience.host_layouts import HostArrayLayout, layout_at
+from pathways.compiler.resilience.host_layouts import HostArrayLayout, layout_at, placement_at
+from pathways.compiler.resilience.host_replicas import HostReplicaLayout
 from pathways.dialect.plain_data import PlainDataError, parse_json, read_record
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
@@ -55,6 +56,8 @@ class _HostsLeaf(msgspec.Struct, frozen=True, tag="hosts"):
       is_key: whether it is typed PRNG keys.
       is_weak: whether its dtype is weak.
       places: its places.
+      bounds: the bounds of its blocks, as in `HostArrayLayout`.
+      replicas: its layouts on slices of replicas, as there.
     """
 
     name: str
@@ -63,6 +66,8 @@ class _HostsLeaf(msgspec.Struct, frozen=True, tag="hosts"):
     is_key: bool
     is_weak: bool
     places: tuple[_PlaceRecord, ...]
+    bounds: tuple[tuple[int, ...], ...] | None
+    replicas: tuple[HostReplicaLayout, ...]
 
 
 class _LocalArray(msgspec.Struct, frozen=True, tag="array"):
@@ -103,12 +108,14 @@ class _VersionRecord(msgspec.Struct, frozen=True):
       leaves: the leaves.
       position: the position of the source as JSON; in base64 if it is bytes.
       is_bytes: whether it is bytes.
+      replicas: the replicas that ran.
     """
 
     types: tuple[tuple[str, str], ...]
     leaves: tuple[_HostsLeaf | _LocalArray | _LocalNumber, ...]
     position: str
     is_bytes: bool
+    replicas: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +125,12 @@ class RecordedVersion:
     Attributes:
       leaves: the layout of each array on hosts; any other leaf itself.
       position: the position of the source, as `pw.checkpoint` saves it.
+      replicas: the replicas that ran.
     """
 
     leaves: list[Any]
     position: Any
+    replicas: tuple[int, ...]
 
 
 class VersionRecorder:
@@ -182,7 +191,7 @@ def _written(tree: Any, version: RecordedVersion) -> str:
     types = tuple(zip(names, map(_type_of, leaves), strict=True))
     is_bytes = isinstance(position, bytes)
     text = base64.b64encode(position).decode() if is_bytes else json.dumps(position)
-    return msgspec.json.encode(_VersionRecord(types, written, text, is_bytes)).decode()
+    return msgspec.json.encode(_VersionRecord(types, written, text, is_bytes, version.replicas)).decode()
 
 
 def _read(text: str, state: Any, gangs: Sequence[HostGang]) -> RecordedVersion:
@@ -195,7 +204,7 @@ def _read(text: str, state: Any, gangs: Sequence[HostGang]) -> RecordedVersion:
         _layout(leaf, gangs) if isinstance(leaf, _HostsLeaf) else _local_value(leaf) for leaf in record.leaves
     ]
     position = base64.b64decode(record.position) if record.is_bytes else json.loads(record.position)
-    return RecordedVersion(leaves, position)
+    return RecordedVersion(leaves, position, record.replicas)
 
 
 def _names(tree: Any) -> list[str]:
@@ -210,22 +219,34 @@ def _hosts_leaf(name: str, leaf: HostArrayLayout) -> _HostsLeaf:
     aval = leaf.aval
     dtype = jax_internals.key_kind(aval.dtype) if is_key(aval) else aval.dtype.name
     places = tuple(_PlaceRecord(one.island, one.layout, one.part) for one in leaf.places)
-    return _HostsLeaf(name, tuple(aval.shape), dtype, is_key(aval), bool(aval.weak_type), places)
+    return _HostsLeaf(
+        name, tuple(aval.shape), dtype, is_key(aval), bool(aval.weak_type), places, leaf.bounds, leaf.replicas
+    )
 
 
 def _layout(leaf: _HostsLeaf, gangs: Sequence[HostGang]) -> HostArrayLayout:
     """Returns the layout of an array on the hosts of this cluster."""
-    for place in leaf.places:
-        there = gangs[place.island].hosts if place.island < len(gangs) else ()
-        if not {*place.layout.devices} <= {device for host in there for device in host.ready.devices}:
-            raise _RecordError(f"this cluster has not the devices of {leaf.name} on island{place.island}")
+    devices = {
+        (gang.number, device): host.index
+        for gang in gangs
+        for host in gang.hosts
+        for device in host.ready.devices
+    }
+    slices = [one for layout in leaf.replicas for one in layout.slices]
+    needed = {(one.island, device) for one in leaf.places for device in one.layout.devices}
+    needed.update((one.island, device) for one in slices for device in one.devices)
+    if missing := sorted(needed - devices.keys()):
+        raise _RecordError(f"this cluster has not the devices of {leaf.name} on island{missing[0][0]}")
+    for one in slices:
+        if [devices[one.island, device] for device in one.devices] != [*one.hosts]:
+            raise _RecordError(f"devices of {leaf.name} on island{one.island} are on other hosts now")
     if leaf.is_key:
         dtype = jax.eval_shape(functools.partial(jax.random.key, impl=leaf.dtype), 0).dtype
     else:
         dtype = jax.numpy.dtype(leaf.dtype)
     aval = jax.core.ShapedArray(leaf.shape, dtype, weak_type=leaf.is_weak)
     locations = [gangs[place.island].location(place.layout, place.part) for place in leaf.places]
-    return layout_at(leaf.name, aval, locations)
+    return layout_at(leaf.name, aval, [*map(placement_at, locations)], leaf.bounds, leaf.replicas)
 
 
 def _local_leaf(name: str, leaf: Any) -> _LocalArray | _LocalNumber:

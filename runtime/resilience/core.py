@@ -176,13 +176,20 @@ class ResilienceCore:
 
     def _drop_broken(self) -> list[ResilienceEffect]:
         """Drops versions of an earlier controller that have blocks which no host has."""
-        effects: list[ResilienceEffect] = []
-        for key, version in [*self.table.versions.items()]:
-            if version.missing_at(self.hosts):
-                del self.table.versions[key]
-                text = f"{key} in memory is not used: no host has {_missing(version, self.hosts)}"
-                effects.append(Log(logging.WARNING, text))
-        return effects
+        broken = {
+            key: missing
+            for key, version in self.table.versions.items()
+            if (missing := _missing(version, self.hosts))
+        }
+        for key in broken:
+            del self.table.versions[key]
+        whole = self.table.committed
+        # Of what is older than the version that is used, hosts that were lost may have left a part.
+        return [
+            Log(logging.WARNING, f"{key} in memory is not used: no host has {missing}")
+            for key, missing in broken.items()
+            if whole is None or key > whole.key
+        ]
 
     def handle(self, event: ResilienceEvent, now: float) -> list[ResilienceEffect]:
         """Takes note of what was seen, and returns what is to be done, in this order."""

@@ -20,7 +20,7 @@ KEY = VersionKey(4, 1)
 
 def recorded(state: Any, position: Any = 0) -> str | None:
     leaves, tree = jax.tree.flatten(state)
-    return VersionRecorder().write(tree, RecordedVersion(leaves, position))
+    return VersionRecorder().write(tree, RecordedVersion(leaves, position, (0,)))
 
 
 def read(state: Any, position: Any = 0) -> Any:
@@ -67,8 +67,8 @@ def test_records_have_positions_of_bytes():
 def test_records_warn_once_of_what_they_cannot_have(caplog):
     recorder, tree = VersionRecorder(), jax.tree.structure([0])
     for leaf in ("text", np.zeros(1 << 20, np.float32)):
-        assert recorder.write(tree, RecordedVersion([leaf], 0)) is None
-    assert VersionRecorder().write(tree, RecordedVersion([np.zeros(1 << 20, np.float32)], 0)) is None
+        assert recorder.write(tree, RecordedVersion([leaf], 0, (0,))) is None
+    assert VersionRecorder().write(tree, RecordedVersion([np.zeros(1 << 20, np.float32)], 0, (0,))) is None
     begin = "pw.resilient: if this process is killed, the same call goes on from disk alone: "
     assert [record.message for record in caplog.records] == [
         f"{begin}state[0] is a str in this process",

@@ -687,9 +687,9 @@ def test_resilient_is_a_context_manager() -> None:
 def test_resilient_says_what_is_not_there_on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     step, state, source = small()
     compiled = step.lower(state, source[0]).compile()
-    client = types.SimpleNamespace(session=object())
+    client = types.SimpleNamespace(session=types.SimpleNamespace(owns_workers=False))
     monkeypatch.setattr(resilient_module, "controller", lambda: client)
-    with pytest.raises(RuntimeError, match="minimum= is not supported on hosts yet; leave it out"):
+    with pytest.raises(RuntimeError, match="minimum= is not supported on the hosts of a service yet"):
         pw.resilient(step, state, source, minimum=1)
     with pytest.raises(TypeError, match="a compiled program is bound to workers, which may be lost"):
         pw.resilient(compiled, state, source)

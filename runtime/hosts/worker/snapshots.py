@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import threading
 import time
@@ -283,9 +284,9 @@ def write(
     key: Version,
     copy: CopyNumber,
     names: list[BlockName],
-    blocks: list[tuple[Position, Position, BlockName, Rows]],
+    blocks: list[tuple[Position, Position, BlockName, Rows, Rows]],
 ) -> None:
-    """Copies shards to the memory of this host.
+    """Copies blocks of shards to the memory of this host.
 
     Args:
       arrays: the arrays of the island.
@@ -293,7 +294,7 @@ def write(
       key: the version.
       copy: the number of the copy.
       names: the name of each array.
-      blocks: for each block its array, its shard there, its name, and its rows in each dimension.
+      blocks: for each block its array, its shard there, its name, and its rows in the array and in the shard.
     """
     if not isinstance(arrays, list | tuple) or len(arrays) != len(names):
         raise SnapshotError(f"write: expected {len(names)} arrays, one for each name")
@@ -303,24 +304,54 @@ def write(
         if not isinstance(array, jax.Array):
             raise CallRefused("argument", f"{name} is not on this host")
     written = [
-        StateBlock(name, tuple(rows), _shard(arrays, n, shard, name, rows)) for n, shard, name, rows in blocks
+        StateBlock(name, tuple(rows), _block(arrays, n, shard, name, rows, within))
+        for n, shard, name, rows, within in blocks
     ]
     _run(run).snapshots.write(VersionKey(*key), copy, written)
 
 
-def _shard(arrays: Sequence[Any], n: int, shard: int, name: str, rows: Rows) -> jax.Array:
+@dataclasses.dataclass(frozen=True)
+class _ShardBlock:
+    """A block of a shard, which may not be computed yet: NumPy reads it when it is written.
+
+    Attributes:
+      shard: the data of the shard.
+      rows: the rows of the block there.
+    """
+
+    shard: jax.Array
+    rows: Bounds
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the block."""
+        return self.shard.dtype.itemsize * _size(self.rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.shard)[_index(self.rows)]
+
+
+def _block(arrays: Sequence[Any], n: int, shard: int, name: str, rows: Rows, within: Rows) -> Any:
     """Returns the data of a block.
 
     Raises:
-      SnapshotError: there is no such shard, or it has other rows.
+      SnapshotError: there is no such shard, or it has no such rows.
     """
     shards = arrays[n].addressable_shards if n < len(arrays) else ()
     if shard >= len(shards):
-        raise SnapshotError(f"write: block {name} is shard {shard} of array {n}, which is not on this host")
+        raise SnapshotError(
+            f"write: block {name} is in shard {shard} of array {n}, which is not on this host"
+        )
     data = shards[shard].data
-    if data.shape != tuple(stop - start for start, stop in rows):
-        raise SnapshotError(f"write: block {name} of shape {[*data.shape]} has the rows {rows}")
-    return data
+    is_there = len(within) == data.ndim and all(
+        start <= stop <= size for (start, stop), size in zip(within, data.shape, strict=True)
+    )
+    shape = [stop - start for start, stop in within]
+    if not is_there or shape != [stop - start for start, stop in rows]:
+        raise SnapshotError(
+            f"write: block {name} has the rows {rows}, as {within} of a shard of shape {[*data.shape]}"
+        )
+    return data if data.shape == tuple(shape) else _ShardBlock(data, tuple(within))
 
 
 @_for_clients
@@ -398,26 +429,26 @@ def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]
     Args:
       run: the name of the run.
       key: the version.
-      leaves: for each array the rows and the name of each of its blocks.
+      leaves: for each array the rows and the name of each of its blocks; its shards consist of whole ones.
     """
     own, call = _run(run), context()
     fetched, own.fetched = own.fetched, {}
     if len(leaves) != len(call.results):
         raise SnapshotError(f"read: blocks of {len(leaves)} arrays for {len(call.results)}")
-    # For each array the name of the block of each of its devices on this host.
-    named: list[dict[Bounds, str]] = []
-    for leaf, result, sharding in zip(leaves, call.results, call.shardings, strict=True):
-        by_rows = {tuple(rows): name for rows, name in leaf}
-        own_bounds = _bounds(sharding, result.shape)
-        missing = next((bounds for bounds in own_bounds if bounds not in by_rows), None)
-        if missing is not None:
-            raise SnapshotError(f"read: no block has the rows {[*missing]}")
-        named.append({bounds: by_rows[bounds] for bounds in own_bounds})
-    needed = {name for by_bounds in named for name in by_bounds.values()}
-    blocks = fetched | own.read(VersionKey(*key), needed - fetched.keys())
+    # For each array the blocks of the shard of each of its devices on this host.
+    named = [
+        {shard: _blocks_of(shard, leaf) for shard in _bounds(sharding, result.shape)}
+        for leaf, result, sharding in zip(leaves, call.results, call.shardings, strict=True)
+    ]
+    needed = {name for shards in named for blocks in shards.values() for _, name in blocks}
+    found = fetched | own.read(VersionKey(*key), needed - fetched.keys())
     return [
-        _array(result, sharding, {bounds: blocks[name] for bounds, name in by_bounds.items()})
-        for by_bounds, result, sharding in zip(named, call.results, call.shardings, strict=True)
+        _array(
+            result,
+            sharding,
+            {shard: [(rows, found[name]) for rows, name in blocks] for shard, blocks in shards.items()},
+        )
+        for shards, result, sharding in zip(named, call.results, call.shardings, strict=True)
     ]
 
 
@@ -541,9 +572,48 @@ def _bounds(sharding: Any, shape: Sequence[int]) -> list[Bounds]:
     ]
 
 
-def _array(result: Any, sharding: Any, blocks: dict[Bounds, StateBlock]) -> Any:
+def _index(rows: Sequence[tuple[int, int]]) -> Any:
+    """Returns the index of rows; with `...`, without which that of a scalar array returns no array."""
+    return (*(slice(*side) for side in rows), ...)
+
+
+def _blocks_of(shard: Bounds, blocks: Sequence[tuple[Rows, str]]) -> list[tuple[Bounds, str]]:
+    """Returns the rows in a shard, and the name, of each block that the shard consists of.
+
+    Args:
+      shard: the bounds of the shard.
+      blocks: the rows and the name of each block of the array.
+
+    Raises:
+      SnapshotError: the blocks are not all of the shard.
+    """
+    found = {
+        tuple(
+            (start - first, stop - first) for (start, stop), (first, _) in zip(rows, shard, strict=True)
+        ): name
+        for rows, name in blocks
+        if len(rows) == len(shard)
+        and all(
+            first <= start <= stop <= last for (start, stop), (first, last) in zip(rows, shard, strict=True)
+        )
+    }
+    if not found or sum(_size(rows) for rows in found) != _size(shard):
+        raise SnapshotError(f"read: no blocks have the rows {[*shard]}")
+    return [*found.items()]
+
+
+def _size(bounds: Bounds) -> int:
+    return math.prod(stop - start for start, stop in bounds)
+
+
+def _array(result: Any, sharding: Any, shards: dict[Bounds, list[tuple[Bounds, StateBlock]]]) -> Any:
+    """Returns an array from the blocks of each of its shards.
+
+    Raises:
+      SnapshotError: a block has another type.
+    """
     dtype = jax.numpy.dtype(result.dtype)
-    for bounds, block in blocks.items():
+    for bounds, block in (one for blocks in shards.values() for one in blocks):
         if block.data.dtype != dtype or block.data.shape != tuple(stop - start for start, stop in bounds):
             raise SnapshotError(
                 f"read: block {block.name} is {block.data.dtype}{[*block.data.shape]}, and the array is "
@@ -552,12 +622,15 @@ def _array(result: Any, sharding: Any, blocks: dict[Bounds, StateBlock]) -> Any:
     placed = []
     # Without x64 JAX would narrow 64-bit elements.
     with jax.enable_x64(True):
-        for device, bounds in zip(
+        for device, shard in zip(
             sharding.addressable_devices_indices_map(tuple(result.shape)),
             _bounds(sharding, result.shape),
             strict=True,
         ):
-            # A copy: JAX may use the given memory without one, and a later step may donate it.
-            placed.append(jax.device_put(np.array(blocks[bounds].data), device))
+            # New memory: JAX may use what it is given without a copy, and a later step may donate it.
+            data = np.zeros([stop - start for start, stop in shard], dtype)
+            for rows, block in shards[shard]:
+                data[_index(rows)] = block.data
+            placed.append(jax.device_put(data, device))
     # All shards may be on other hosts of the island.
     return jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None

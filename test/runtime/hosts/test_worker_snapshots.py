@@ -61,7 +61,10 @@ def array() -> jax.Array:
 
 
 def write(value: Any, copy: int = 1) -> None:
-    blocks: list[Any] = [(0, 0, "w[0:4]", [[0, 4]]), (0, 1, "w[4:8]", [[4, 8]])]
+    blocks: list[Any] = [
+        (0, 0, "w[0:4]", [[0, 4]], [[0, 4]]),
+        (0, 1, "w[4:8]", [[4, 8]], [[0, 4]]),
+    ]
     snapshots.write([value], run=RUN, key=KEY, copy=copy, names=["w"], blocks=blocks)
 
 
@@ -254,12 +257,22 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         (snapshots.receive, {"address": "1.2.3.4.5:1"}, "host 3 does not send them"),
         (snapshots.receive, {"host": 1 << 40}, f"host {1 << 40} does not send them"),
         (snapshots.write, {"names": []}, "write: expected 0 arrays, one for each name"),
-        (snapshots.write, {"blocks": [[0, 2, "w", [[0, 4]]]]}, "block w is shard 2 of array 0, which is not"),
-        (snapshots.write, {"blocks": [[1, 0, "w", [[0, 4]]]]}, "block w is shard 0 of array 1, which is not"),
-        (snapshots.write, {"blocks": [[-1, 0, "w", []]]}, r"blocks\[0\] = .*: expected"),
-        (snapshots.write, {"blocks": [[0, 0, "w", [[0, 5]]]]}, r"block w of shape \[4\] has the rows"),
+        (
+            snapshots.write,
+            {"blocks": [[0, 2, "w", [[0, 4]], [[0, 4]]]]},
+            "block w is in shard 2 of array 0, which is",
+        ),
+        (
+            snapshots.write,
+            {"blocks": [[1, 0, "w", [[0, 4]], [[0, 4]]]]},
+            "block w is in shard 0 of array 1, which is",
+        ),
+        (snapshots.write, {"blocks": [[-1, 0, "w", [], []]]}, r"blocks\[0\] = .*: expected"),
+        (snapshots.write, {"blocks": [[0, 0, "w", [[0, 5]], [[0, 5]]]]}, r"as .* of a shard of shape \[4\]"),
+        (snapshots.write, {"blocks": [[0, 0, "w", [[0, 5]], [[0, 4]]]]}, r"as .* of a shard of shape \[4\]"),
+        (snapshots.write, {"blocks": [[0, 0, "w", [[3, 2]], [[3, 2]]]]}, r"as .* of a shard of shape \[4\]"),
         (snapshots.read, {"leaves": []}, "read: blocks of 0 arrays for 1"),
-        (snapshots.read, {"leaves": [[[[[0, 4]], "w[0:4]"]]]}, r"read: no block has the rows \[\(4, 8\)\]"),
+        (snapshots.read, {"leaves": [[[[[0, 4]], "w[0:4]"]]]}, r"read: no blocks have the rows \[\(4, 8\)\]"),
         (
             snapshots.read,
             {"leaves": [[[[[0, 4]], "w[0:4]"], [[[4, 8]], "v"]]]},
@@ -283,7 +296,12 @@ def test_worker_refuses_arguments_of_clients(address, function, named, why):
     snapshots.open_run(run=RUN)
     write(array())
     snapshots.write(
-        [jnp.zeros(4, jnp.int32)], run=RUN, key=KEY, copy=3, names=["n"], blocks=[(0, 0, "n", [(0, 4)])]
+        [jnp.zeros(4, jnp.int32)],
+        run=RUN,
+        key=KEY,
+        copy=3,
+        names=["n"],
+        blocks=[(0, 0, "n", [(0, 4)], [(0, 4)])],
     )
     args = ([array()],) if function is snapshots.write else ()
     with pytest.raises(CallRefused, match=why) as refused:

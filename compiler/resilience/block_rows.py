@@ -1,0 +1,52 @@
+"""Rows of blocks: the cut of arrays so that shards of several layouts consist of whole blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+Rows = tuple[tuple[int, int], ...]
+"""The rows of a block in each dimension, from the first to the one after the last."""
+
+Bounds = tuple[tuple[int, ...], ...]
+"""The positions along each dimension between which blocks are, ascending."""
+
+
+def common_bounds(ndim: int, shards: Iterable[Rows]) -> Bounds:
+    """Returns the bounds of the largest blocks that each of some shards of an array consists of.
+
+    They are the common refinement of all layouts that the shards are of.
+    """
+    bounds: list[set[int]] = [set() for _ in range(ndim)]
+    for shard in shards:
+        for of_dim, side in zip(bounds, shard, strict=True):
+            of_dim.update(side)
+    return tuple(tuple(sorted(of_dim)) for of_dim in bounds)
+
+
+def blocks_in(shard: Rows, bounds: Bounds) -> list[Rows]:
+    """Returns the blocks that a shard consists of, in order.
+
+    Args:
+      shard: its rows; each side is among the bounds.
+      bounds: the bounds of blocks, see `common_bounds`.
+    """
+    sides = []
+    for (start, stop), of_dim in zip(shard, bounds, strict=True):
+        points = [point for point in of_dim if start <= point <= stop]
+        # A dimension without elements has a single bound, and one empty block.
+        sides.append([*itertools.pairwise(points)] or [(start, stop)])
+    return [*itertools.product(*sides)]
+
+
+def rows_within(rows: Rows, shard: Rows) -> Rows:
+    """Returns the rows that a block has in a shard, from those of both in the array."""
+    return tuple((start - first, stop - first) for (start, stop), (first, _) in zip(rows, shard, strict=True))
+
+
+def block_name(array: str, rows: Rows, shape: Sequence[int]) -> str:
+    """Returns the name of a block, such as `state['w'][0:4, :]`; without rows where it is the array."""
+    parts = [
+        ":" if own == (0, count) else f"{own[0]}:{own[1]}" for own, count in zip(rows, shape, strict=True)
+    ]
+    return f"{array}[{', '.join(parts)}]" if any(part != ":" for part in parts) else array

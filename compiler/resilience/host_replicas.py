@@ -1,0 +1,207 @@
+"""Layouts of arrays on the slices of replicas on hosts; the counterpart of `array_layouts.ReplicaLayouts`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from pathways.compiler.resilience.array_layouts import SharedDimensions
+from pathways.compiler.resilience.block_rows import Rows
+from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
+from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.virtual import VirtualSlice
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceDevices:
+    """Devices of a slice.
+
+    Attributes:
+      island: the number of the island.
+      devices: the ids of the devices there, in the order of the mesh.
+      mesh: the shape of the mesh.
+      axis_names: its axes.
+      hosts: the number of the host of each device.
+    """
+
+    island: int
+    devices: tuple[int, ...]
+    mesh: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    hosts: tuple[int, ...] = dataclasses.field(compare=False)
+
+    def placement(self, dims: tuple[tuple[str, ...], ...], part: ReplicaBlock) -> SlicePlacement:
+        """Returns the placement of an array on the slice.
+
+        Args:
+          dims: the axes that each dimension is sharded over, in what the slice has of the array.
+          part: what that is.
+        """
+        holders: dict[int, tuple[int, ...]] = {}
+        for position, host in enumerate(self.hosts):
+            holders[host] = (*holders.get(host, ()), position)
+        layout = DeviceLayout(self.devices, self.mesh, self.axis_names, dims)
+        return SlicePlacement(self.island, layout, part, holders)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlicePlacement:
+    """Placement of an array on a slice.
+
+    Attributes:
+      island: the number of its island.
+      layout: the layout of what the slice has of the array.
+      part: what it has of the array.
+      holders: the positions in the mesh of the devices of each host.
+    """
+
+    island: int
+    layout: DeviceLayout
+    part: ReplicaBlock
+    holders: Mapping[int, tuple[int, ...]] = dataclasses.field(compare=False)
+
+    def is_on(self, slice: SliceDevices) -> bool:
+        """Returns whether it is on the devices of a slice."""
+        own = self.layout
+        return (self.island, own.devices, own.mesh, own.axis_names) == (
+            slice.island,
+            slice.devices,
+            slice.mesh,
+            slice.axis_names,
+        )
+
+    def first_row(self, shape: Sequence[int]) -> Rows:
+        """Returns where in an array that begins which the slice has, as an empty block."""
+        first = [0] * len(shape)
+        if self.part.count > 1:
+            first[self.part.dim] = self.part.number * self.part.shape(shape)[self.part.dim]
+        return tuple((at, at) for at in first)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostReplicaLayout:
+    """Layout of an array on the slices of replicas.
+
+    Attributes:
+      slices: the devices of the slice of each replica, by its number.
+      dims: the axes that each dimension is sharded over, in the block that a replica has.
+      splits: for each number of replicas the dimension that they share; None where each has all of the
+        array.
+    """
+
+    slices: tuple[SliceDevices, ...]
+    dims: tuple[tuple[str, ...], ...]
+    splits: tuple[tuple[int, int | None], ...]
+
+    def placements(self, replicas: Sequence[int]) -> Iterator[SlicePlacement]:
+        """Yields the placement on each slice when these replicas run."""
+        split = dict(self.splits)[len(replicas)]
+        for position, number in enumerate(replicas):
+            part = WHOLE if split is None else ReplicaBlock(position, len(replicas), split)
+            yield self.slices[number].placement(self.dims, part)
+
+
+class HostReplicaLayouts:
+    """Layouts of arrays on the slices of replicas, see `SharedDimensions`.
+
+    Args:
+      replicas: the replicas.
+    """
+
+    def __init__(self, replicas: StepReplicas) -> None:
+        self._replicas = replicas
+        self._shared = SharedDimensions(replicas.counts)
+        # The name of each slice of the first replica, and the devices of those of all.
+        self._slices: list[tuple[str, tuple[SliceDevices, ...]]] = []
+        self._bindings: Mapping[VirtualSlice, Binding] = {}
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """The replicas that programs run on."""
+        return self._replicas.running
+
+    def islands(self, replicas: Sequence[int]) -> frozenset[int]:
+        """Returns the islands of some replicas."""
+        return frozenset().union(*(self._replicas.islands[number] for number in replicas))
+
+    def find(
+        self, name: str, shape: Sequence[int], placements: Sequence[SlicePlacement]
+    ) -> tuple[HostReplicaLayout, ...]:
+        """Returns the layouts of an array on slices where each replica that runs has its part of it.
+
+        Args:
+          name: its name, by which its layouts of other numbers of replicas are known.
+          shape: its shape.
+          placements: where it is.
+        """
+        bindings = self._replicas.bindings
+        if bindings is not self._bindings:
+            self._bindings = bindings
+            self._slices = [
+                (one.name, tuple(_devices(bindings[replica]) for replica in one.replicas))
+                for one in bindings
+                if not one.replica
+            ]
+        left = set(placements)
+        layouts = []
+        for where in placements:
+            split = None if where.part.count == 1 else where.part.dim
+            for name_of_slice, slices in self._slices:
+                if not where.is_on(slices[self.running[0]]):
+                    continue
+                found = HostReplicaLayout(slices, where.layout.dims, ((len(self.running), split),))
+                own = set(found.placements(self.running))
+                # Slices on the same devices have one copy.
+                if where in own and own <= left:
+                    left -= own
+                    shared = self._shared.find(
+                        f"{name} on {name_of_slice}",
+                        shape,
+                        _shard_counts(where.layout, shape),
+                        len(self.running),
+                        split,
+                    )
+                    layouts.append(dataclasses.replace(found, splits=tuple(shared.items())))
+        return tuple(layouts)
+
+    def check_islands(self, name: str, placements: Sequence[SlicePlacement]) -> None:
+        """Checks that an array is on islands that have a replica.
+
+        Raises:
+          ValueError: it is on another one.
+        """
+        everywhere = self.islands(self._replicas.all)
+        elsewhere = next((where.island for where in placements if where.island not in everywhere), None)
+        if elsewhere is not None:
+            raise ValueError(
+                f"pw.resilient: {name} is on island{elsewhere}, on which no replica runs, so that minimum= "
+                "cannot restore it; keep it on slices of the replicas, or leave minimum out"
+            )
+
+    def on_one_device(self, replicas: Sequence[int], ndim: int) -> SlicePlacement:
+        """Returns the placement of an array on a device of the first of some replicas."""
+        binding = next(
+            binding for one, binding in self._replicas.bindings.items() if one.replica == replicas[0]
+        )
+        alone = dataclasses.replace(binding, devices=binding.devices[:1], shape=(1,), axis_names=("x",))
+        return _devices(alone).placement(((),) * ndim, WHOLE)
+
+
+def _devices(binding: Binding) -> SliceDevices:
+    return SliceDevices(
+        int(binding.island.removeprefix("island")),
+        tuple(device.id for device in binding.devices),
+        binding.shape,
+        binding.axis_names,
+        tuple(device.host.index for device in binding.devices),
+    )
+
+
+def _shard_counts(layout: DeviceLayout, shape: Sequence[int]) -> list[int]:
+    """Returns the number of shards of each dimension."""
+    sizes = dict(zip(layout.axis_names, layout.mesh, strict=True))
+    counts = [math.prod(sizes[axis] for axis in axes) for axes in layout.dims]
+    return counts + [1] * (len(shape) - len(counts))
