@@ -371,26 +371,26 @@ def test_fewer_replicas_on_hosts_survive_random_kills(own_workers: None, seed: i
     step = UncheckedStep(functools.partial(Trainer, zero1=True))
     step.last = {}
     source = batches(STEPS)
-    kills = 0
+    kills = last = 0
     with nothing_left(), step.resilient(source, every=3, minimum=chance.choice((1, 2, 3))) as run:
         step.run = run
 
         def act(n: int) -> bool | None:
-            nonlocal kills
+            nonlocal kills, last
             time.sleep(0.01)
             if kills < 8 and run.protected and chance.random() < 0.1:
                 for host in chance.sample(range(4), chance.choice((1, 1, 2, 4))):
                     # One that is lost by now has no process.
                     with contextlib.suppress(ProcessLookupError):
                         kill(host)
-                kills += 1
-            return kills == 8 and run.status().replicas == 4 and run.protected
+                kills, last = kills + 1, n
+            # Steps that were issued after the last kill are done, so that its losses were noticed.
+            return kills == 8 and n > last + 3 and run.status().replicas == 4 and run.protected
 
         train(run, act)
         # Some kills are of islands that are not back.
         assert run.status().losses > 3
-    # Its end waits for the state after a loss that was not noticed before.
-    state = on_host(run.state)
+        state = on_host(run.state)
     assert bits(state) == bits(step.final_state(source[: run.step]))
     assert len(set(step.last.values())) > 1
 
