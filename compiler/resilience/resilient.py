@@ -646,7 +646,6 @@ def resilient(
       TypeError: `feeds` is missing or no program, or an argument has a wrong type.
       ValueError: a number out of range, a `minimum` that no number of replicas meets, or a `step` without
         such an argument.
-      RuntimeError: `minimum` is given on the hosts of a service.
 
     Example:
       ```python
@@ -669,11 +668,6 @@ def resilient(
     if not jax.tree.leaves(state):
         raise ValueError("pw.resilient: the state has no leaves")
     hosts = controller()
-    if hosts is not None and minimum is not None and not hosts.session.owns_workers:
-        raise RuntimeError(
-            "pw.resilient: minimum= is not supported on the hosts of a service yet; leave it out, and lost "
-            "islands are waited for"
-        )
     if hosts is not None and isinstance(program, Bound):
         raise TypeError(
             "pw.resilient: a compiled program is bound to workers, which may be lost; pass the program "

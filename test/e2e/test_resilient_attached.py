@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
@@ -27,6 +28,9 @@ from resilient_training import (
     train_through_kills,
     undisturbed,
 )
+from test_fewer_replicas import Trainer
+from test_fewer_replicas import batches as fewer_batches
+from test_fewer_replicas_on_hosts import RecordedStep, hosts_of
 
 import pathways as pw
 from pathways.compiler.data.on_hosts import call_of, lanes, values_of
@@ -99,6 +103,24 @@ def runs_of(service: ServiceInThreads, folder: Path, name: str) -> set[Path]:
 def test_resilient_client_survives_kills_of_any_worker(serve, caplog):
     serve(*[pw.Island()] * 3)
     train_through_kills(caplog)
+
+
+@pytest.mark.parametrize("lost", [(2,), (0, 3)])
+def test_resilient_client_goes_on_with_fewer_replicas(serve, lost):
+    """Islands that the service restarts are not waited for: two or three of four replicas go on meanwhile."""
+    serve(*[pw.Island(devices_per_host=2)] * 4)
+    step = RecordedStep(functools.partial(Trainer, zero1=True))
+    with step.resilient(fewer_batches(1000, 12), every=3, minimum=2) as run:
+        step.run = run
+        for n, _ in run.steps(1000):
+            if n == 4:
+                kill(*lost)
+            if len(step.switches) > 1 and step.counts[-2:] == [4, 4]:
+                break
+        assert hosts_of(run.state) == {0, 1, 2, 3}
+    assert step.switches[0] == step.switches[-1] == 4
+    assert min(step.counts) < 4
+    step.check()
 
 
 @pytest.mark.parametrize(
