@@ -404,10 +404,6 @@ def main() -> None:
         try:
             for line in case(options):
                 print(line, flush=True)
-        except RuntimeError as error:
-            if "not supported on hosts" not in str(error):
-                raise
-            print(f"{name}: {error}", flush=True)
         finally:
             pw.disconnect()
 
