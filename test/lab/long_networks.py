@@ -148,8 +148,9 @@ def test_lab_resilient_training_continues_after_a_cut(name, seconds):
         cut.end(lab, session)
         continued = session.receive(120)
         assert continued.get("sum") == undisturbed["sum"], (continued, session.errors)
-        if seconds > HEARTBEAT + FOUND_SECONDS:
-            assert continued["losses"] > 0
+        # Hosts of an island may do without each other until the last step.
+        if seconds > HEARTBEAT + FOUND_SECONDS and continued["seconds"] > 1 + HEARTBEAT + FOUND_SECONDS:
+            assert continued["losses"] > 0, continued
 
 
 def test_lab_refuses_mutated_handshakes():
