@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -100,10 +100,18 @@ class HostArrayLayout:
             for block in place.blocks
         }
 
-    def allows(self, counts: Sequence[int]) -> bool:
-        """Returns whether some numbers of replicas may run with its blocks."""
+    def allows(self, counts: Sequence[int], islands: Sequence[Collection[int]]) -> bool:
+        """Returns whether it can be restored for other replicas.
+
+        Args:
+          counts: the numbers of replicas that may run, ascending.
+          islands: the islands of each replica.
+        """
         return self.bounds is not None and all(
-            {*counts} <= dict(one.splits).keys() and len(one.slices) == max(counts) for one in self.replicas
+            {*counts} <= dict(one.splits).keys()
+            and len(one.slices) == len(islands)
+            and all(slice.island in own for slice, own in zip(one.slices, islands, strict=True))
+            for one in self.replicas
         )
 
     def at(self, island: int) -> list[ArrayPlace]:

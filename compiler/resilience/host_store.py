@@ -213,9 +213,10 @@ class HostStore(SnapshotStore):
         self.topology = ReplicaTopology(self.topology.hosts, replicas.islands, self._holdings)
         stored = dict(self.stored)
         for key, kept in self._kept.items():
-            is_usable = all(layout.allows(replicas.counts) for layout in kept.array_layouts)
+            is_usable = all(layout.allows(replicas.counts, replicas.islands) for layout in kept.array_layouts)
             if not is_usable:
-                log.warning("pw.resilient: %s in memory is not used: it has another minimum=", key)
+                text = "pw.resilient: %s in memory is not used: it has other replicas, or another minimum="
+                log.warning(text, key)
             kept.layouts = self._layouts
             stored[key] = StoredVersion(stored[key].blocks, is_usable, kept.replicas)
         self.stored = stored
