@@ -39,6 +39,7 @@ from pathways.runtime.hosts.protocol.snapshot_arguments import (
 )
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallRefused, context, of_package
+from pathways.runtime.hosts.worker.large_memory import memory_of
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.hosts.worker.snapshot_streams import SnapshotStreams, StreamError
 from pathways.runtime.local.recording import span
@@ -627,8 +628,9 @@ def _array(result: Any, sharding: Any, shards: dict[Bounds, list[tuple[Bounds, S
             _bounds(sharding, result.shape),
             strict=True,
         ):
-            # New memory: JAX may use what it is given without a copy, and a later step may donate it.
-            data = np.zeros([stop - start for start, stop in shard], dtype)
+            # New memory: JAX uses what is aligned without a copy, and a later step may donate it.
+            memory = memory_of(dtype.itemsize * _size(shard))
+            data = memory.view(dtype).reshape([stop - start for start, stop in shard])
             for rows, block in shards[shard]:
                 data[_index(rows)] = block.data
             placed.append(jax.device_put(data, device))
