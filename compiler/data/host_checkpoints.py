@@ -181,7 +181,11 @@ class HostSave:
         held: dict[HostGang, list[tuple[int, Location]]] = {}
         for number, array in enumerate(arrays):
             self._share(number, array, held)
-        self._copies = [self._copy(gang, arrays, names, places) for gang, places in held.items()]
+        try:
+            self._copies = [self._copy(gang, arrays, names, places) for gang, places in held.items()]
+        except BaseException:
+            self.drop()
+            raise
 
     def _share(self, number: int, array: Array, held: dict[HostGang, list[tuple[int, Location]]]) -> None:
         """Assigns the shards of an array to hosts: of equal shards to the host with least to write."""
@@ -360,6 +364,8 @@ class StoredSave(HostSave):
         own = {host: {"blocks": blocks} for host, blocks in names.items()}
         self._copies, lost = self._call_all("map_blocks", named, own, snapshots.__name__)
         if lost:
+            # Blocks that are mapped take memory, though their version is dropped.
+            self.drop()
             raise lost[0]
 
 

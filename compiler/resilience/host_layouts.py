@@ -152,6 +152,7 @@ class StateOnHosts:
       replicas: the replicas that ran.
       layouts: the slices of all replicas; None where fewer never run.
       copies: the blocks that each host has in its memory.
+      record: what hosts have that says that the version is committed; None where they have nothing.
     """
 
     tree: Any
@@ -160,6 +161,7 @@ class StateOnHosts:
     replicas: tuple[int, ...]
     layouts: HostReplicaLayouts | None
     copies: dict[int, Blocks] = dataclasses.field(default_factory=dict)
+    record: str | None = None
 
     def places(self, replicas: tuple[int, ...]) -> list[tuple[int, ArrayPlace]]:
         """Returns the places of all arrays on hosts when some replicas run, with the positions of leaves."""

@@ -200,7 +200,7 @@ class HostStore(SnapshotStore):
         recorded = read_versions(records, state, [island.gang for island in self._islands])
         tree = jax.tree.structure(state)
         self._kept = {
-            key: StateOnHosts(tree, one.leaves, {}, one.replicas, None, blocks[key])
+            key: StateOnHosts(tree, one.leaves, {}, one.replicas, None, blocks[key], records[key])
             for key, one in recorded.items()
         }
         self.stored = {key: StoredVersion(own, key in recorded, (0,)) for key, own in blocks.items()}
@@ -392,6 +392,11 @@ class HostStore(SnapshotStore):
                 return [CopyFailed(copy.number, why)]
             if (kept := self._kept.get(key)) is not None:
                 kept.copies[copy.target] = kept.copies.get(copy.target, _NO_BLOCKS) | copy.blocks
+                if kept.record is not None:
+                    # It was committed before: another controller has to know of this copy, too.
+                    named = {"key": _plain(key), "record": kept.record}
+                    with contextlib.suppress(HostError):
+                        self._call("commit", gang, [copy.target], self._memory_lane, named)
             return [CopyCompleted(copy.number)]
 
         try:
@@ -409,9 +414,9 @@ class HostStore(SnapshotStore):
         # Without blocks, it is the state that the same call has, too.
         if self.outlives and kept.array_layouts:
             version = RecordedVersion(kept.leaves, position, kept.replicas)
-            record = self._recorder.write(kept.tree, version)
-            if record is not None:
-                self._call_all("commit", {"key": _plain(key), "record": record})
+            kept.record = self._recorder.write(kept.tree, version)
+            if kept.record is not None:
+                self._call_all("commit", {"key": _plain(key), "record": kept.record})
 
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
         """See `SnapshotStore.keep`."""

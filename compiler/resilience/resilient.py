@@ -179,6 +179,7 @@ class ResilientRun:
             self._source.open(self._positions[0])
         self._replicas.run_on(self._replicas.all)
         self._store.set_replicas(self._replicas)
+        self._replicas.check = self._store.check
         self._policy = dataclasses.replace(self._policy, counts=self._replicas.counts)
         self._replicas.load_new(frozenset().union(*self._replicas.islands))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 
@@ -42,6 +42,7 @@ class StepReplicas:
       counts: the numbers of replicas that may run, ascending; the last is all.
       running: the replicas that programs run on.
       islands: the islands of each replica.
+      check: a function that raises an error if one of some islands is lost: loading on it would wait for it.
 
     Raises:
       ValueError: the step has no replicas, or no smaller number of them divides its microbatches, or it is
@@ -61,6 +62,7 @@ class StepReplicas:
         self._sets = _connected({one for program in programs for one in program.device_sets})
         count = next(iter(self._sets)).replicas
         self.counts = (*_fewer(programs, minimum, count), count)
+        self.check: Callable[[Collection[int]], None] = lambda islands: None
         self.running = self.all
         self._bindings: Mapping[VirtualSlice, Binding] = {}
         self._programs_bound = 0
@@ -144,15 +146,16 @@ class StepReplicas:
                 counts.add(len(replicas))
                 try:
                     self._load(replicas)
-                except HostError as error:
+                except HostError:
                     # The programs for the islands that are left are loaded when steps resume.
-                    log.warning("pw.resilient: %s", error)
                     return
         self.load_ahead(present)
 
     def _load(self, replicas: Numbers) -> None:
         self._sets = _connected(self._sets)
+        islands = frozenset().union(*(self.islands[number] for number in replicas))
         for program in programs_on(self._sets):
+            self.check(islands)
             try:
                 program.load_for(replicas)
             except Exception as error:
@@ -192,6 +195,9 @@ class StepReplicas:
                 # Settings of JAX belong to threads.
                 with jax.enable_x64(self._x64):
                     self._load(replicas)
+            except HostError:
+                # After the loss is handled, programs are loaded anew.
+                continue
             except Exception as error:
                 log.warning(
                     "pw.resilient: the step could not be loaded for replicas %s: %s: %s",

@@ -496,6 +496,7 @@ class ResilienceCore:
             return self._go_on(now) if isinstance(self.phase, WaitingForIslands) else []
         self.present -= {island}
         self._leaving.discard(island)
+        self._drop_prepared(island)
         self._absent_since[island] = now
         hosts = self._topology.hosts_of(frozenset((island,)))
         for version in self.table.versions.values():
@@ -515,6 +516,11 @@ class ResilienceCore:
             # the copies that became orphans.
             return [*self._protect(), *self._commit(now)]
         return [HoldSteps(), *self._recover(now)]
+
+    def _drop_prepared(self, island: int) -> None:
+        """Notes that what was loaded on an island is lost."""
+        if self._prepared is not None and island in self._topology.islands(self._prepared):
+            self._prepared = None
 
     def _lose_memory(self, hosts: Sequence[int], now: float) -> list[ResilienceEffect]:
         effects: list[ResilienceEffect] = []

@@ -261,7 +261,7 @@ class HostSnapshots:
         with self._guard:
             version = open_private_folder(Path(_name(key)), self._folder)
         name = f"copy{copy}.blocks"
-        # Another thread may write the same one.
+        # Other threads may write, too.
         written = f"{name}.{threading.get_ident()}{_WRITTEN}"
         try:
             file = os.open(written, _CREATE, 0o600, dir_fd=version)
@@ -281,7 +281,12 @@ class HostSnapshots:
                 ) from None
             finally:
                 os.close(file)
-            os.rename(written, name, src_dir_fd=version, dst_dir_fd=version)
+            with self._guard:
+                # An earlier controller may have given the number to a copy of other blocks.
+                while name in (files := names_in(version)):
+                    last = max(int(m[1]) for file in files if (m := _BLOCKS.fullmatch(file)))
+                    name = f"copy{last + 1}.blocks"
+                os.rename(written, name, src_dir_fd=version, dst_dir_fd=version)
         except FileNotFoundError:
             raise SnapshotError(f"{self._named(key, copy)} was dropped while it was written") from None
         finally:

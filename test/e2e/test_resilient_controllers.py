@@ -138,6 +138,21 @@ def test_resilient_run_goes_on_from_the_memory_of_the_other_island(own_workers, 
     finish(left, 8)
 
 
+def test_resilient_run_records_copies_that_are_made_again(own_workers, tmp_path):
+    """The memory of island 1 is lost after the commit; another controller may find its new copies alone."""
+    left = LeftRun(tmp_path / "disk", tmp_path / "memory")
+    connect(left)
+    with resilient(left.disk) as run:
+        for n, _ in run.steps(6):
+            settle(run, n + 1)
+        run.lose("island1", memory=True)
+        while not (run.status().losses and run.protected):
+            run._drain()
+            run._store.wait(0.05)
+        assert run.status().version == 4
+        killed_controller.recorded(run, left.memory)
+
+
 def lose_memory(left: LeftRun) -> None:
     for host in left.hosts:
         shutil.rmtree(host)

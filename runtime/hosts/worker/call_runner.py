@@ -82,6 +82,7 @@ class CallContext:
       about: the current operation, as the end of a phrase, for messages.
       value: a plain value that is sent back besides the arrays.
       client: the number of the client of a service; 0 for the process that has started the worker.
+      lane: the lane of the call, whose calls run one after the other.
     """
 
     host: int
@@ -92,6 +93,7 @@ class CallContext:
     about: str = ""
     value: Any = None
     client: int = 0
+    lane: int = 0
 
 
 def of_package[F: Callable[..., Any]](function: F) -> F:

@@ -81,13 +81,13 @@ class _SnapshotRun:
       name: the name of its folder.
       snapshots: its versions on this host.
       kept: the versions that are still needed.
-      fetched: blocks of other hosts of the version that is being restored, by name.
+      fetched: blocks of other hosts for reads in progress, by name, for each lane.
     """
 
     name: str
     snapshots: HostSnapshots
     kept: Container[VersionKey]
-    fetched: dict[str, StateBlock] = dataclasses.field(default_factory=dict)
+    fetched: dict[int, dict[str, StateBlock]] = dataclasses.field(default_factory=dict)
 
     def copies(self, key: VersionKey) -> dict[str, int]:
         """Returns the number of a copy for each block of a version, by the name of the block."""
@@ -393,7 +393,7 @@ def receive(
 def fetch(
     *, run: RunName, key: Version, host: HostNumber, address: HostAddress, blocks: list[BlockName]
 ) -> dict[str, Any]:
-    """Reads blocks of another host, for a `read` that follows.
+    """Reads blocks of another host, for a `read` that follows in the same lane.
 
     Args:
       run: the name of the run.
@@ -412,7 +412,8 @@ def fetch(
             try:
                 for chunk in chunks:
                     os.write(file, chunk)
-                own.fetched |= read_blocks(file, f"snapshot of host {host}", blocks)
+                found = read_blocks(file, f"snapshot of host {host}", blocks)
+                own.fetched.setdefault(context().lane, {}).update(found)
             finally:
                 os.close(file)
     except StreamError as error:
@@ -433,7 +434,8 @@ def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]
       leaves: for each array the rows and the name of each of its blocks; its shards consist of whole ones.
     """
     own, call = _run(run), context()
-    fetched, own.fetched = own.fetched, {}
+    # Others are of another version: a save to disk may read one while another one is restored.
+    fetched = own.fetched.pop(call.lane, {})
     if len(leaves) != len(call.results):
         raise SnapshotError(f"read: blocks of {len(leaves)} arrays for {len(call.results)}")
     # For each array the blocks of the shard of each of its devices on this host.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -105,6 +106,18 @@ def test_worker_receives_blocks_of_another_one(address):
     assert_equal(stored.read(VersionKey(*KEY), 3)["w[4:8]"].data, np.arange(4, 8, dtype=np.float32))
     assert snapshots.fetch(**source, blocks=["w[0:4]"]) == {}
     assert_equal(read(), np.arange(8, dtype=np.float32))
+
+
+def test_worker_reads_what_was_fetched_in_the_same_lane(address):
+    """A save to disk may read one version while another one is restored."""
+    write(array())
+    source: dict[str, Any] = {"run": RUN, "key": KEY, "host": 3, "address": address}
+    assert snapshots.fetch(**source, blocks=["w[0:4]"]) == {}
+    context = call_runner._current.context
+    call_runner._current.context = dataclasses.replace(context, lane=1)
+    assert snapshots.fetch(**source, blocks=["w[4:8]"]) == {}
+    read()
+    assert {lane: [*found] for lane, found in snapshots._runs[RUN].fetched.items()} == {1: ["w[4:8]"]}
 
 
 def test_worker_reports_blocks_that_it_does_not_receive(address):

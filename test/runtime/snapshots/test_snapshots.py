@@ -56,6 +56,7 @@ DTYPES = [np.float32, np.float64, np.int8, np.uint64, np.bool_, np.complex64, ">
 )
 def test_snapshots_read_what_was_written(snapshots: HostSnapshots, arrays: list[np.ndarray]):
     blocks = [block(f"array {n}", array) for n, array in enumerate(arrays)]
+    snapshots.keep(())
     snapshots.write(KEY, 2, blocks)
     found = snapshots.read(KEY, 2)
     assert [*found] == [one.name for one in blocks]
@@ -64,6 +65,12 @@ def test_snapshots_read_what_was_written(snapshots: HostSnapshots, arrays: list[
         assert read.index == one.index
         assert read.data.shape == one.data.shape
         assert read.data.tobytes() == one.data.astype(one.data.dtype.newbyteorder("=")).tobytes()
+
+
+def test_snapshots_keep_copies_that_an_earlier_controller_has_numbered(snapshots: HostSnapshots):
+    for name in ("a", "b"):
+        snapshots.write(KEY, 2, [block(name, np.arange(3))])
+    assert [snapshots.names(KEY, number) for number in (2, 3)] == [("a",), ("b",)]
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4])
@@ -78,6 +85,7 @@ def test_snapshots_have_small_types(snapshots: HostSnapshots, dtype: type):
 @hypothesis.settings(max_examples=100, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(st.data())
 def test_snapshots_that_are_changed_are_refused(snapshots: HostSnapshots, data: st.DataObject):
+    snapshots.keep(())
     snapshots.write(KEY, 2, some_blocks())
     file = snapshots.path / "10.1" / "copy2.blocks"
     content = bytearray(file.read_bytes())
