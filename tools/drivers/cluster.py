@@ -88,8 +88,11 @@ def _up(options: argparse.Namespace) -> None:
         except BaseException:
             # It exits when the pipe from this process closes.
             service.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 service.wait(0.8)
+            except subprocess.TimeoutExpired:
+                # Nothing waits for it any longer.
+                service.returncode = 0
             raise
         service.stdin.write(STAY)
         service.stdin.flush()
