@@ -26,6 +26,7 @@ import pathways as pw
 from pathways.compiler.resilience import host_store
 from pathways.compiler.resilience.host_store import HostStore
 from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.resilience.phases import StepsHeld
@@ -250,6 +251,26 @@ def test_fewer_replicas_on_hosts_wait_for_as_long_as_they_may(own_workers: None)
         train(run, act)
         assert run.status().losses == 1
     assert step.switches == [2]
+
+
+def test_fewer_replicas_on_hosts_are_loaded_for_no_island_that_is_lost(own_workers: None) -> None:
+    """To load a program for it would wait until it is back, and steps of the others with it."""
+    pw.connect(hosts=2, devices_per_host=2)
+    step = RecordedStep(Trainer, 2)
+    with training(step, every=3, minimum=1) as run:
+
+        def act(n: int) -> bool | None:
+            if n == 4:
+                gang = controller().hosts[1].gang
+                kill(1)
+                while not gang.is_lost():
+                    time.sleep(0.01)
+                with pytest.raises(HostError, match="island1"):
+                    run._replicas._load((0, 1))
+            return n == 6
+
+        train(run, act)
+    assert step.switches[:2] == [2, 1]
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -30,7 +30,8 @@ import jax
 import numpy as np
 import optax
 from check import assert_equal
-from models import layer, squared_error
+from models import layer
+from resilient_training import trainer
 
 import pathways as pw
 from pathways.runtime.hosts.client.client import Client
@@ -82,19 +83,8 @@ def batch_of(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 def training(layers: Sequence[Any], idle: frozenset[int] = frozenset(), **options: Any) -> Training:
     """Returns the training of placed layers, in four microbatches, on batches that are read by number."""
-    optimizer = optax.adam(1e-2)
-    gradients = pw.accumulate(jax.value_and_grad(squared_error(layers)), 4)
-
-    def train(state: Any, batch: Any) -> tuple[Any, Any]:
-        value, grads = gradients(state["params"], batch)
-        updates, moments = optimizer.update(grads, state["moments"], state["params"])
-        return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, {"loss": value}
-
-    rng = np.random.default_rng(0)
-    params = [(rng.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for _ in layers]
-    state = {"params": params, "moments": jax.device_get(optimizer.init(params))}
+    step, state = trainer(layers, optax.adam(1e-2), 4, **options)
     batches = [batch_of(number) for number in range(STEPS)]
-    step = pw.program(train, donate_argnums=0, **options)
     return Training(step, state, batches, lambda: batches, idle)
 
 

@@ -30,10 +30,14 @@ def batches(count: int = STEPS) -> list[tuple[np.ndarray, np.ndarray]]:
     return [tuple(rng.normal(size=(2, ROWS, WIDTH)).astype(np.float32)) for _ in range(count)]
 
 
-def trainer(layers: Any, **options: Any) -> tuple[pw.Program, Any]:
-    """Returns a program that trains layers with momentum, in two microbatches, and an initial state."""
-    optimizer = optax.sgd(0.05, momentum=0.9)
-    gradients = pw.accumulate(jax.value_and_grad(squared_error(layers)), 2)
+def trainer(
+    layers: Any,
+    optimizer: Any = optax.sgd(0.05, momentum=0.9),  # noqa: B008 # it has no state
+    microbatches: int = 2,
+    **options: Any,
+) -> tuple[pw.Program, Any]:
+    """Returns a program that trains layers, and an initial state."""
+    gradients = pw.accumulate(jax.value_and_grad(squared_error(layers)), microbatches)
 
     def train(state: Any, batch: Any) -> tuple[Any, Any]:
         value, grads = gradients(state["params"], batch)
