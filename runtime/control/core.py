@@ -6,6 +6,8 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.effects import (
     Disconnect,
@@ -50,6 +52,7 @@ from pathways.runtime.control.sharing.scheduler_events import (
     IslandLeaving,
     IslandLost,
     IslandReturned,
+    IslandStepDone,
     IssueStep,
     QueuedStep,
     RefuseStep,
@@ -177,6 +180,8 @@ class ClusterCore(ClusterView[Gang]):
         current: list[SchedulerEvent] = []
         for event in events:
             match event:
+                case IslandStepDone():
+                    current.append(event)
                 case WorkSubmitted(QueuedStep() as step) if not self._are_current(step.starts):
                     effects.append(RefuseStep(step, "its workers are lost"))
                 case WorkSubmitted(item) if item.client not in self.scheduler.clients:
@@ -199,8 +204,11 @@ class ClusterCore(ClusterView[Gang]):
         return effects
 
     def _are_current(self, starts: Mapping[int, int]) -> bool:
-        gangs = [self.gang(GangKey(island, start)) for island, start in starts.items()]
-        return all(gang is not None and gang.failure is None for gang in gangs)
+        for island, start in starts.items():
+            gang = self.gangs[island]
+            if gang.key.start != start or gang.failure is not None:
+                return False
+        return True
 
     def _issue_queued(self, step: QueuedStep, now: float) -> None:
         step.began = now
@@ -213,7 +221,7 @@ class ClusterCore(ClusterView[Gang]):
         gang = self.gangs[item.island]
         why = gang.problem if dispatch.has_arguments else failed("an argument is not available")
         if why is not None:
-            return dataclasses.replace(dispatch, why=why)
+            return msgspec.structs.replace(dispatch, why=why)
         self.issue(FunctionCall(item.name, item.number, item.hosts, now), (gang,), ())
         return dispatch
 

@@ -300,6 +300,9 @@ class Gang(GangView):
     def failure(self) -> Failure | None:
         """The reason for its loss; None while it is not lost."""
         state = self.state
+        # The usual case first: every step of a service asks.
+        if type(state) is Running:
+            return None
         return state.failure if isinstance(state, LostState) else None
 
     @property

@@ -12,6 +12,7 @@ SESSION_BITS = 40
 """Numbers of steps, arrays and programs are unique in a cluster: the bits above these name the session."""
 
 _NOTHING: Mapping[int, Failure] = {}
+_NO_RESULTS: Mapping[tuple[int, int], Failure] = {}
 _GOOD = Failure(HostError, "")
 """The verdict on a step that nothing can spoil any more."""
 
@@ -20,7 +21,7 @@ class Step:
     """Run of a program.
 
     Threads that wait for it may read it at any time: each call that changes it ends with the one assignment
-    that readers can see.
+    that readers can see. Mappings of failures are replaced, and never changed.
 
     Args:
       program: the name of the program.
@@ -70,9 +71,9 @@ class Step:
         self.share = share
         self.hosts = frozenset(hosts)
         self._pending = set(self.hosts)
-        self._errors: dict[int, Failure] = {}
+        self._errors: Mapping[int, Failure] = _NOTHING
         # The failures of single results, by their hosts and positions there.
-        self._failed: dict[tuple[int, int], Failure] = {}
+        self._failed: Mapping[tuple[int, int], Failure] = _NO_RESULTS
         # The failures of hosts that may never be done with it.
         self._cut: Mapping[int, Failure] = _NOTHING
         self._lost: Failure | None = None
@@ -97,7 +98,8 @@ class Step:
 
     def read(self, producers: Iterable[Step | None]) -> None:
         """Notes the steps that computed its arguments: their failures are its own."""
-        self._reads = [step for step in dict.fromkeys(producers) if step is not None and not step._is_good()]
+        if producers:
+            self._reads = [one for one in dict.fromkeys(producers) if one is not None and not one._is_good()]
 
     def _is_good(self) -> bool:
         """Returns whether all hosts are done, without failures."""
@@ -111,10 +113,11 @@ class Step:
           failure: why all results of the host failed.
           failed: the failures of single results, by their positions.
         """
-        if failure is not None:
-            self._errors.setdefault(host, failure)
-        for position, what in failed.items():
-            self._failed.setdefault((host, position), what)
+        if failure is not None and host not in self._errors:
+            self._errors = {**self._errors, host: failure}
+        if failed:
+            own = {(host, position): what for position, what in failed.items()}
+            self._failed = {**self._failed, **own, **self._failed}
         # Only now: a thread that sees the step done reads the errors.
         self._pending.discard(host)
         if self._is_good():
@@ -210,11 +213,9 @@ class Step:
             return
         which = self.hosts if hosts is None else frozenset(hosts)
         position = None if number is None else number - self.number - 1
-        # Copies: replies of other hosts may change the originals meanwhile.
-        found = [failure for of, failure in [*self._errors.items()] if of in which]
-        failed = [*self._failed.items()]
-        found += [failure for of, failure in [*self._cut.items()] if of in which]
-        found += [what for (of, at), what in failed if of in which and position in (None, at)]
+        found = [failure for of, failure in self._errors.items() if of in which]
+        found += [failure for of, failure in self._cut.items() if of in which]
+        found += [what for (of, at), what in self._failed.items() if of in which and position in (None, at)]
         if found:
             raise (self._loss() or found[0]).error(self.subject)
 

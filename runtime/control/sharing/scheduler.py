@@ -139,7 +139,7 @@ class _SharedIsland:
     )
 
     def __init__(self) -> None:
-        self.in_flight: collections.OrderedDict[QueuedStep, float] = collections.OrderedDict()
+        self.in_flight: dict[QueuedStep, float] = {}
         self.used = 0
         # Estimated work of the steps in flight.
         self.work = 0.0
@@ -213,12 +213,12 @@ class Scheduler:
 
     def _handle_one(self, event: SchedulerEvent, now: float) -> None:
         match event:
+            case IslandStepDone():
+                self._finish_step(event, now)
             case WorkSubmitted(QueuedStep() as step):
                 self._submit_step(step, None)
             case WorkSubmitted(OrderedRequest() as item):
                 self._submit_request(item)
-            case IslandStepDone():
-                self._finish_step(event, now)
             case ArrayArrived():
                 self._add_array(event)
             case CallFinished(call):
@@ -258,17 +258,16 @@ class Scheduler:
                 )
             )
             return
-        problem = next((p for n in item.islands if (p := self._islands[n].problem) is not None), None)
-        if problem is not None:
-            self._effects.append(RefuseStep(item, problem))
-            return
-        if any(
-            n not in item.sent and n not in client._arrays[at]
-            for at in item.islands
-            for n in item.arguments[at]
-        ):
-            self._effects.append(RefuseStep(item, "an argument is not available"))
-            return
+        # Loops, where a generator for each step would be another call.
+        for n in item.islands:
+            if (problem := self._islands[n].problem) is not None:
+                self._effects.append(RefuseStep(item, problem))
+                return
+        for n in item.islands:
+            for array in item.arguments[n]:
+                if array not in client._arrays[n] and array not in item.sent:
+                    self._effects.append(RefuseStep(item, "an argument is not available"))
+                    return
         item._order = next(self._orders)
         client.unfinished += 1
         for n in item.islands:
@@ -374,17 +373,19 @@ class Scheduler:
         """Returns whether a new step would be issued at once, and no other one could take its place."""
         if step._missing or self._is_blocked(client, step) or self._is_too_early(step):
             return False
-        islands = [self._islands[n] for n in step.islands]
-        if any(island.ready or island.claim or not self._has_room(island, step.share) for island in islands):
-            return False
-        return len(islands) < 2 or not self._leaves_islands_idle(step, now)
+        for n in step.islands:
+            island = self._islands[n]
+            if island.ready or island.claim or not self._has_room(island, step.share):
+                return False
+        return len(step.islands) < 2 or not self._leaves_islands_idle(step, now)
 
     def _is_blocked(self, client: ScheduledClient, step: QueuedStep) -> bool:
         """Returns whether a new step waits for an earlier item of its client."""
+        for n in step.islands:
+            if client._queues[n]:
+                return True
         has_calls = client._call_results or client._call_arguments
-        return bool(has_calls and _blocking_array(client, step)) or any(
-            client._queues[n] for n in step.islands
-        )
+        return bool(has_calls) and _blocking_array(client, step) is not None
 
     def _fill(self, number: int, now: float) -> None:
         """Issues the steps that fit on an island."""
@@ -459,7 +460,11 @@ class Scheduler:
 
     def _may_pass(self, step: QueuedStep, now: float) -> bool:
         """Returns whether it would delay no waiting step that comes before it."""
-        claims = [(n, claim) for n in step.islands if (claim := self._claim_of(n)) not in (None, step)]
+        claims = [
+            (n, claim)
+            for n in step.islands
+            if self._islands[n].claim is not None and (claim := self._claim_of(n)) not in (None, step)
+        ]
         if not claims:
             return True
         end = self._start_of(step, now) + self._estimate(step)
@@ -573,8 +578,9 @@ class Scheduler:
     def _sort_again(self, client: ScheduledClient, islands: Iterable[int]) -> None:
         """Sorts a client's ready steps by its measured service, which was an estimate until now."""
         firsts = [queue[0] for n in islands if (queue := client._queues[n])]
-        for first in dict.fromkeys(item for item in firsts if isinstance(item, QueuedStep)):
-            if first._state == "ready":
+        # Once each, though a step may be first on several islands.
+        for first in dict.fromkeys(firsts) if len(firsts) > 1 else firsts:
+            if isinstance(first, QueuedStep) and first._state == "ready":
                 self._push(client, first)
 
     def _free_place(self, step: QueuedStep, number: int) -> float:
@@ -590,7 +596,7 @@ class Scheduler:
         self._open.add(number)
         # A step of several islands may have waited for this place; otherwise only idle islands are filled
         # again.
-        if (claim := self._claim_of(number)) is not None:
+        if island.claim is not None and (claim := self._claim_of(number)) is not None:
             fits = self._fits(claim)
             self._open.update(n for n in claim.islands if fits or not self._islands[n].in_flight)
         return estimate

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.scheduler_events import OrderedRequest, QueuedStep
-from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import (
     Failed,
@@ -90,23 +89,25 @@ class RequestParser:
                 raise MessageError(f"program '{hosted.name}' does not run on island {island}")
         client.last = message.step
         sent = frozenset(message.sent)
-        lost_gangs = [gang for gang in hosted.gangs if not self._is_current(gang)]
-        lost_islands = {gang.number for gang in lost_gangs}
+        current = self._pool.gangs
+        lost_gangs = {
+            gang.number: gang
+            for gang in hosted.gangs
+            if gang.life.failure is not None or current[gang.number] is not gang
+        }
         frees = [
             OrderedRequest(client.number, island, arrays, sent=sent.intersection(arrays))
             for island, arrays in message.free.items()
-            if island not in lost_islands
+            if island not in lost_gangs
         ]
         if lost_gangs:
             # The client frees these arrays only once, so they are freed although the step is refused.
-            why = lost_gangs[0].life.failure or lost("its island was lost")
+            first = next(iter(lost_gangs.values()))
+            why = first.life.failure or lost("its island was lost")
             return [*frees, StepRefusedNotice(message.step, RemoteError.of(why))]
         arguments = {island: message.arguments[island] for island in inputs}
         program.queued += 1
         return [*frees, ServedStep(client, message.step, program, arguments, sent)]
-
-    def _is_current(self, gang: HostGang) -> bool:
-        return not gang.is_lost() and self._pool.gangs[gang.number] is gang
 
     def _call(self, client: ServedClient, message: SubmitCall) -> list[ParsedRequest]:
         call = message.call

@@ -11,26 +11,40 @@ from typing import Any
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.scheduler_events import OrderedRequest, QueuedStep
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
-from pathways.runtime.hosts.cluster.hosted_program import HostedProgram, HostPort
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.messages import Call, StartTrace, StopTrace
 from pathways.runtime.hosts.protocol.service_messages import FromHost
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.hosts.service.array_sender import ArraySender, RelayedFetch, Sender
 
 
-@dataclasses.dataclass(eq=False)
 class ServedProgram:
     """Program of a client.
+
+    Args:
+      hosted: the program.
 
     Attributes:
       hosted: the program.
       queued: the number of its steps that wait in the scheduler.
       is_unwanted: whether to unload it when none waits.
+      starts: for each of its islands, how often workers were started before its own.
+      results: for each island, the number of its results there.
+      donated: for each island with donated arguments, their positions.
     """
 
-    hosted: HostedProgram
-    queued: int = 0
-    is_unwanted: bool = False
+    def __init__(self, hosted: HostedProgram) -> None:
+        self.hosted = hosted
+        self.queued = 0
+        self.is_unwanted = False
+        # What all of its steps have in common.
+        self.starts = {gang.number: gang.life.key.start for gang in hosted.gangs}
+        self.results = {island: len(ports) for island, ports in hosted.outputs.items()}
+        self.donated = {
+            island: donated
+            for island, ports in hosted.inputs.items()
+            if (donated := tuple(n for n, port in enumerate(ports) if port.donated))
+        }
 
 
 class ServedStep(QueuedStep):
@@ -61,11 +75,11 @@ class ServedStep(QueuedStep):
             number,
             hosted.number,
             arguments,
-            {island: range(first, first + len(hosted.outputs[island])) for island in arguments},
+            {island: range(first, first + served.results[island]) for island in arguments},
             sent and sent.intersection(itertools.chain(*arguments.values())),
             hosted.share,
-            _donated(arguments, hosted.inputs),
-            {gang.number: gang.life.key.start for gang in hosted.gangs},
+            {island: [arguments[island][n] for n in own] for island, own in served.donated.items()},
+            served.starts,
             hosted.name,
             hosted.host_numbers,
         )
@@ -75,17 +89,6 @@ class ServedStep(QueuedStep):
         self.unreported: list[int] = []
         self.failed: list[FromHost] = []
         self.is_cut = False
-
-
-def _donated(
-    arguments: Mapping[int, Sequence[int]], inputs: Mapping[int, Sequence[HostPort]]
-) -> dict[int, tuple[int, ...]]:
-    """Returns the arguments that a step donates, for each island that has any."""
-    return {
-        island: donated
-        for island, ports in inputs.items()
-        if (donated := tuple(n for n, port in zip(arguments[island], ports, strict=True) if port.donated))
-    }
 
 
 @dataclasses.dataclass(eq=False)

@@ -552,10 +552,10 @@ class Service:
         step = self._issued.get(done.run)
         if step is None:
             return
-        if not step.unreported and not self._core.core.has_multi_host_islands:
-            self._unreported.append((host.pulse.heard, step))
         step.unreported.append(host.index)
         self._handle_end(step, host.gang, done.took)
+        if len(step.unreported) == 1 and not self._core.core.has_multi_host_islands:
+            self._unreported.append((host.pulse.heard, step))
 
     def _on_failed(self, failure: HeldFailure) -> None:
         """Handles the failure of a step on a host."""
@@ -571,9 +571,9 @@ class Service:
         has_multi_host_islands = self._core.core.has_multi_host_islands
         # The hosts of an island run a step together: the slowest one has the time that counts.
         took = step.durations[gang.number] = max(step.durations.get(gang.number, 0.0), seconds)
-        if len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
-            self._events.append(IslandStepDone(step, gang.number, took))
         is_done = step.is_done()
+        if is_done or len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
+            self._events.append(IslandStepDone(step, gang.number, took))
         if is_done and self._issued.pop(step.number, None) is not None and has_multi_host_islands:
             self._unsettled.append(step)
         # With multi-host islands a result is reported when it is settled, see `_report_settled`.

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.scheduler_events import OrderedRequest
 from pathways.runtime.hosts.protocol.service_messages import StepRefusedNotice, Submit
@@ -17,9 +18,8 @@ FIRST = 1 << SESSION_BITS
 
 def gang(number: int, is_lost: bool) -> Any:
     failure = lost("it was lost") if is_lost else None
-    return SimpleNamespace(
-        number=number, is_lost=lambda: is_lost, life=SimpleNamespace(failure=failure), hosts=()
-    )
+    life = SimpleNamespace(failure=failure, key=GangKey(number, 0))
+    return SimpleNamespace(number=number, life=life, hosts=())
 
 
 def test_requests_free_arrays_of_a_refused_step():
