@@ -197,7 +197,7 @@ def without_work() -> Iterable[str]:
         client.close()
     yield (
         f"a step without work, 2 hosts: {through * 1e6:.0f} us, own controller {alone * 1e6:.0f} us, "
-        f"ratio {through / alone:.2f} (to reach 2)"
+        f"ratio {through / alone:.2f} (to reach 1.6)"
     )
 
 

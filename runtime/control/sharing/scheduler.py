@@ -391,7 +391,7 @@ class Scheduler:
         """Issues the steps that fit on an island."""
         island = self._islands[number]
         skipped: list[tuple[float, int, QueuedStep]] = []
-        while island.ready and len(skipped) < _MAX_SKIPPED and self._has_room(island, 1):
+        while island.ready and len(skipped) < _MAX_SKIPPED:
             _, token, step = island.ready[0]
             if step._token != token or step._state != "ready":
                 heapq.heappop(island.ready)
@@ -404,6 +404,8 @@ class Scheduler:
                 heapq.heappop(island.ready)
                 self._issue(step, now)
                 continue
+            if not self._has_room(island, 1):
+                break
             skipped.append(heapq.heappop(island.ready))
             if len(step.islands) > 1 and island.claim is not step:
                 self._claim(step)

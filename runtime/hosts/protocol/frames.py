@@ -6,6 +6,7 @@ a frame may have the bytes of a piece of an array, as they are in memory.
 
 from __future__ import annotations
 
+import functools
 import struct
 
 import msgspec
@@ -57,24 +58,6 @@ def lengths(data: bytearray, at: int = 0, max_bytes: int = MAX_MESSAGE_BYTES) ->
     return length, trailing
 
 
-def decode_for_worker(body: bytes | bytearray) -> ToWorker:
-    """Decodes a message to a worker.
-
-    Raises:
-      MessageError: the bytes are no such message.
-    """
-    return decoded(_to_worker, body)
-
-
-def decode_for_controller(body: bytes | bytearray) -> ToController:
-    """Decodes a message to the controller.
-
-    Raises:
-      MessageError: the bytes are no such message.
-    """
-    return decoded(_to_controller, body)
-
-
 def decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> T:
     """Decodes a message with a decoder.
 
@@ -85,3 +68,10 @@ def decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> 
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MessageError(f"a message cannot be read: {error}") from None
+
+
+decode_for_worker = functools.partial(decoded, _to_worker)
+"""Decodes a message to a worker, as `decoded` does."""
+
+decode_for_controller = functools.partial(decoded, _to_controller)
+"""Decodes a message to the controller, as `decoded` does."""

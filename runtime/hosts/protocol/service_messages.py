@@ -7,6 +7,8 @@ message, `Submit`, which the service schedules among the steps of all clients.
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from pathways.runtime.control.records import errors
@@ -375,19 +377,8 @@ _to_service = msgspec.msgpack.Decoder(ToService)
 _to_client = msgspec.msgpack.Decoder(ToClient)
 
 
-def decode_for_service(body: bytes | bytearray) -> ToService:
-    """Decodes a message of a client to a service.
+decode_for_service = functools.partial(decoded, _to_service)
+"""Decodes a message of a client to a service, as `decoded` does."""
 
-    Raises:
-      MessageError: the bytes are no such message.
-    """
-    return decoded(_to_service, body)
-
-
-def decode_for_client(body: bytes | bytearray) -> ToClient:
-    """Decodes a message of a service to a client.
-
-    Raises:
-      MessageError: the bytes are no such message.
-    """
-    return decoded(_to_client, body)
+decode_for_client = functools.partial(decoded, _to_client)
+"""Decodes a message of a service to a client, as `decoded` does."""

@@ -444,7 +444,8 @@ class Service:
                 host.steps.send_frames(frame)
             except ConnectionEnded as error:
                 self._listener.lose(host, error)
-        self._unload_if_unwanted(program)
+        if program.is_unwanted:
+            self._unload_if_unwanted(program)
 
     def _dispatch(self, dispatch: DispatchRequest) -> None:
         """Sends a request that the scheduler has dispatched to its hosts."""
