@@ -378,7 +378,7 @@ _to_client = msgspec.msgpack.Decoder(ToClient)
 
 
 decode_for_service = functools.partial(decoded, _to_service)
-"""Decodes a message of a client to a service, as `decoded` does."""
+"""Decoder of messages of clients to a service, as `decoded` does."""
 
 decode_for_client = functools.partial(decoded, _to_client)
-"""Decodes a message of a service to a client, as `decoded` does."""
+"""Decoder of messages of a service to a client, as `decoded` does."""
