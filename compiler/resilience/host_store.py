@@ -9,7 +9,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -715,7 +715,10 @@ class HostStore(SnapshotStore):
         self._kept.clear()
         if keeps and self.outlives:
             return
-        for call in self._call_all("close_run", {}):
+        # New workers may have opened the run, though no reply of theirs was read.
+        opening = [island.opening for island in self._islands if island.opening is not None]
+        present = [island.gang for island in self._islands if island.is_present]
+        for call in self._call_gangs([*present, *opening], "close_run", {}):
             with contextlib.suppress(HostError):
                 self._client.wait_for_call(call)
         for gang in [*self._delayed]:
@@ -737,12 +740,18 @@ class HostStore(SnapshotStore):
 
     def _call_all(self, function: str, named: dict[str, Any]) -> list[FunctionCall]:
         """Calls a function on all hosts that have workers; what fails there is of no matter."""
+        gangs = [island.gang for island in self._islands if island.is_present]
+        return self._call_gangs(gangs, function, named)
+
+    def _call_gangs(
+        self, gangs: Iterable[HostGang], function: str, named: dict[str, Any]
+    ) -> list[FunctionCall]:
+        """Calls a function on all hosts of some islands; what fails there is of no matter."""
         calls = []
-        for island in self._islands:
-            if island.is_present:
-                hosts = [host.index for host in island.gang.hosts]
-                with contextlib.suppress(HostError):
-                    calls.append(self._call(function, island.gang, hosts, self._memory_lane, named))
+        for gang in gangs:
+            hosts = [host.index for host in gang.hosts]
+            with contextlib.suppress(HostError):
+                calls.append(self._call(function, gang, hosts, self._memory_lane, named))
         return calls
 
     def _call(

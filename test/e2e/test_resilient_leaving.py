@@ -25,6 +25,7 @@ from resilient_training import (
 )
 
 import pathways as pw
+from pathways.compiler.resilience.host_store import HostStore
 from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.hosts
@@ -109,6 +110,19 @@ def test_resilient_training_runs_no_step_again_when_a_worker_leaves_in_a_snapsho
     first = {5: lambda: leave(1)} if function == "read" else {}
     CountedStep(*stages()).check(lambda run: first, every=3)
     assert leaves.left == 0
+
+
+def test_resilient_training_ends_while_an_island_opens_its_memory(own_workers, monkeypatch):
+    """New workers remove what they have, too, though no reply of theirs was read."""
+    pw.connect(hosts=3)
+    monkeypatch.setattr(HostStore, "_on_opened", lambda *_: list)
+
+    def wait_until_it_opens(run: Any) -> None:
+        while run._store._islands[2].opening is None:
+            run._drain()
+            run._store.wait(0.1)
+
+    CountedStep(*stages()).check(lambda run: {4: lambda: leave(2), 9: lambda: wait_until_it_opens(run)})
 
 
 def test_resilient_training_loses_a_worker_that_is_killed_before_it_is_copied(own_workers, monkeypatch):
