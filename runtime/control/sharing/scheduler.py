@@ -391,7 +391,7 @@ class Scheduler:
         """Issues the steps that fit on an island."""
         island = self._islands[number]
         skipped: list[tuple[float, int, QueuedStep]] = []
-        while island.ready and len(skipped) < _MAX_SKIPPED:
+        while island.ready and len(skipped) < _MAX_SKIPPED and self._has_room(island, 1):
             _, token, step = island.ready[0]
             if step._token != token or step._state != "ready":
                 heapq.heappop(island.ready)
@@ -404,8 +404,6 @@ class Scheduler:
                 heapq.heappop(island.ready)
                 self._issue(step, now)
                 continue
-            if not self._has_room(island, 1):
-                break
             skipped.append(heapq.heappop(island.ready))
             if len(step.islands) > 1 and island.claim is not step:
                 self._claim(step)
@@ -581,8 +579,8 @@ class Scheduler:
         """Sorts a client's ready steps by its measured service, which was an estimate until now."""
         firsts = [queue[0] for n in islands if (queue := client._queues[n])]
         # Once each, though a step may be first on several islands.
-        for first in dict.fromkeys(firsts) if len(firsts) > 1 else firsts:
-            if isinstance(first, QueuedStep) and first._state == "ready":
+        for first in dict.fromkeys([item for item in firsts if isinstance(item, QueuedStep)]):
+            if first._state == "ready":
                 self._push(client, first)
 
     def _free_place(self, step: QueuedStep, number: int) -> float:

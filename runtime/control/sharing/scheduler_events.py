@@ -1,7 +1,7 @@
 """Events and effects of the scheduler: submissions of clients, their progress, and the resulting actions.
 
 They are structs of msgspec, since each step makes several of them, and a frozen dataclass takes five times as
-long to create.
+long to create. `OrderedRequest` is none: its context is left out where it is printed.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> 
 
 
 decode_for_worker = functools.partial(decoded, _to_worker)
-"""Decoder of messages to a worker, as `decoded` does."""
+"""Decoder of messages to a worker; see `decoded`."""
 
 decode_for_controller = functools.partial(decoded, _to_controller)
-"""Decoder of messages to the controller, as `decoded` does."""
+"""Decoder of messages to the controller; see `decoded`."""

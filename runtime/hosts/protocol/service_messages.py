@@ -378,7 +378,7 @@ _to_client = msgspec.msgpack.Decoder(ToClient)
 
 
 decode_for_service = functools.partial(decoded, _to_service)
-"""Decoder of messages of clients to a service, as `decoded` does."""
+"""Decoder of messages of clients to a service; see `decoded`."""
 
 decode_for_client = functools.partial(decoded, _to_client)
-"""Decoder of messages of a service to a client, as `decoded` does."""
+"""Decoder of messages of a service to a client; see `decoded`."""
