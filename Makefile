@@ -11,7 +11,7 @@ TYPES := build/types/pathways
 STEPS := $(if $(ARGS),quick,check-format lint types+wheel lit quick)
 # Tests of hosts wait more than they compute, so there is one process more than there are cores. When one of them
 # dies the run ends: with a new one in its place xdist may wait for ever.
-ALL_AT_ONCE := -rs -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8))) --dist loadfile \
+ALL_AT_ONCE := -rfEs -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8))) --dist loadfile \
   --no-loadscope-reorder --max-worker-restart 0
 FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 random_schedules:2000 \
   mutate_requests:8000 mutate_connections:5000 random_clients:500 \

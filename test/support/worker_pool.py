@@ -23,6 +23,8 @@ START = connect._started
 """Original function that starts workers of this process."""
 _CLEAN_TIMEOUT_S = 10.0
 """Time in which workers have to free the state of a test: a step may be in flight."""
+_COLLECTION_SECONDS = 0.5
+"""Time between collections of garbage while workers have state."""
 
 
 @dataclasses.dataclass
@@ -138,14 +140,17 @@ class WorkerPool:
         left: dict[tuple[str, Settings], str] = {}
         until = time.monotonic() + _CLEAN_TIMEOUT_S
         for key, controller in self._connected.items():
-            collected = False
+            next_collection = 0.0
             while self._workers[key].are_intact(controller) and (text := _text_of_left(controller)):
-                if time.monotonic() > until:
+                now = time.monotonic()
+                if now > until:
                     left[key] = text
                     break
-                if not collected:
+                # Again and again: a thread that is about to end may refer to the error of the test, and a
+                # collection during one of another thread does nothing.
+                if now >= next_collection:
                     gc.collect()
-                    collected = True
+                    next_collection = now + _COLLECTION_SECONDS
                 time.sleep(0.02)
         return left
 
