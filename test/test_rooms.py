@@ -94,7 +94,7 @@ EXCEPTIONS = {
     "compiler.data.checkpoint imports etils inside of a function",
     "compiler.resilience.run_folder imports etils inside of a function",
     "compiler.data.checkpoint imports orbax inside of a function",
-    "compiler.data.host_checkpoints imports orbax inside of a function",
+    "compiler.data.checkpoint imports compiler.data.orbax_handlers inside of a function",
     "compiler.lower.bundles imports pathways, which is to its right",
     "passes.schedule.search.exact imports ortools inside of a function",
     "passes.analysis.flow imports scipy inside of a function",

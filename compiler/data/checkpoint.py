@@ -30,9 +30,6 @@ from pathways.compiler.data.host_checkpoints import (
     RestoredLeaf,
     SnapshotArray,
     is_written_there,
-    orbax_context,
-    quiet_orbax,
-    restored_by_hosts,
     saved_by_hosts,
     wanted_on_hosts,
 )
@@ -270,7 +267,9 @@ def restore(
     if partial:
         wanted = _as_in_file(wanted, there)
     if any(isinstance(leaf, RestoredLeaf) for leaf in jax.tree.leaves(wanted)):
-        tree = restored_by_hosts(orbax, folder, wanted)
+        from pathways.compiler.data.orbax_handlers import restored_by_hosts
+
+        tree = restored_by_hosts(folder, wanted)
     else:
         tree = orbax.load(folder, wanted)
     if data is not None:
@@ -407,11 +406,13 @@ _starting = threading.Lock()
 def _orbax() -> Any:
     try:
         import orbax.checkpoint.experimental.v1 as orbax
+
+        from pathways.compiler.data.orbax_handlers import filter_log
     except ImportError as error:
         raise ImportError(
             "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]"
         ) from error
-    quiet_orbax()
+    filter_log()
     return orbax
 
 
@@ -451,7 +452,9 @@ def _context(
 ) -> contextlib.AbstractContextManager[Any]:
     """Returns the context in which Orbax writes."""
     if of_hosts is not None:
-        return orbax_context(compress=compress)
+        from pathways.compiler.data.orbax_handlers import context_of_hosts
+
+        return context_of_hosts(compress=compress)
     if compress is None and "://" not in os.fspath(path):
         return contextlib.nullcontext()
     context = orbax.Context()
