@@ -8,7 +8,6 @@ for each client: arrays that it sends or fetches, and programs that are compiled
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -16,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,8 +30,7 @@ from pathways.runtime.control.effects import (
     StepFailed,
     WakeWaiters,
 )
-from pathways.runtime.control.held_failures import HeldFailure
-from pathways.runtime.control.records.errors import HostError, failed, lost
+from pathways.runtime.control.records.errors import failed
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.scheduler import Policy
@@ -44,7 +42,6 @@ from pathways.runtime.control.sharing.scheduler_events import (
     DisconnectClient,
     DispatchRequest,
     FreeClientArrays,
-    IslandStepDone,
     IssueStep,
     OrderedRequest,
     RefuseStep,
@@ -82,21 +79,23 @@ from pathways.runtime.hosts.protocol.service_messages import (
     AdmissionDenied,
     Admitted,
     FromHost,
-    HostsDone,
-    Indeterminate,
-    IslandFacts,
     IslandLeavingNotice,
     IslandLostNotice,
     IslandReturnedNotice,
     ProgramLoaded,
     RemoteError,
     StepRefusedNotice,
-    WorkerFacts,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.service.array_sender import FIRST_BYTES, ArraySender, RelayedFetch, Sender
 from pathways.runtime.hosts.service.control_requests import ControlRequestHandler
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
+from pathways.runtime.hosts.service.island_views import (
+    array_totals,
+    changes_since,
+    island_facts,
+    island_status,
+)
 from pathways.runtime.hosts.service.relayed_replies import ClientFetch
 from pathways.runtime.hosts.service.relayed_traces import RelayedTraces
 from pathways.runtime.hosts.service.request_parser import RequestParser
@@ -107,11 +106,10 @@ from pathways.runtime.hosts.service.served_client import (
     ServedStep,
     ServedTrace,
 )
+from pathways.runtime.hosts.service.step_reports import BATCH_SECONDS, StepReports
 from pathways.runtime.resources.status import (
     ClientStatus,
-    IslandStatus,
     ServiceStatus,
-    SharedHostStatus,
 )
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.snapshots.host_snapshots import default_snapshot_folder
@@ -122,9 +120,6 @@ CONNECT_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05
 """Longest wait for messages, and interval of measurements of round trips, in seconds."""
-
-_BATCH_SECONDS = 0.001
-"""Delay for batching the completion messages of one step, in seconds: its hosts finish at about one time."""
 
 log = logging.getLogger("pathways")
 
@@ -155,13 +150,8 @@ class Service:
         self._lock = threading.Lock()
         self._clients: dict[int, ServedClient] = {}
         self._client_numbers = itertools.count(1)
-        self._issued: dict[int, ServedStep] = {}
         self._calls: dict[int, ServedCall] = {}
-        # Steps on multi-host islands that are done, and whose results an earlier step may still spoil.
-        self._unsettled: list[ServedStep] = []
         self._events: list[SchedulerEvent] = []
-        # Steps with hosts that are done, as their clients do not know yet, and since when.
-        self._unreported: collections.deque[tuple[float, ServedStep]] = collections.deque()
         starter = Starter.of(settings) if starter is None else starter
         try:
             self._workers = WorkerCluster(starter, settings, sink=self, policy=policy)
@@ -176,6 +166,7 @@ class Service:
         core = self._core.core
         assert isinstance(core, ClusterCore)
         self._scheduler = core.scheduler
+        self._reports = StepReports(core, self._pool, self._send, self._events.append)
         self._request_parser = RequestParser(self._pool)
         self._measured = 0.0
         self._traces = RelayedTraces()
@@ -229,7 +220,7 @@ class Service:
                 why = "it is shutting down"
             if why is None:
                 weight = self._weights.get(name, 1.0)
-                facts = tuple(map(_island_facts, self._pool.gangs))
+                facts = tuple(map(island_facts, self._pool.gangs))
                 starts = tuple(island.start for island in facts)
                 client = ServedClient(next(self._client_numbers), name, weight, connection, starts)
                 self._clients[client.number] = client
@@ -297,7 +288,7 @@ class Service:
         # In the dispatch thread, which alone adds clients to the scheduler and removes them.
         def collect() -> None:
             for known in self._scheduler.clients.values():
-                arrays, size = _array_totals(known.number, self._pool.gangs, reports)
+                arrays, size = array_totals(known.number, self._pool.gangs, reports)
                 clients.append(
                     ClientStatus(
                         self._clients[known.number].name,
@@ -315,7 +306,7 @@ class Service:
         collected.wait(REPORT_SECONDS)
         return ServiceStatus(
             os.getpid(),
-            tuple(_island_status(gang, reports) for gang in [*self._pool.gangs]),
+            tuple(island_status(gang, reports) for gang in [*self._pool.gangs]),
             tuple(clients),
             self._workers.spares(),
         )
@@ -326,7 +317,7 @@ class Service:
         """Serves clients until `close` is called."""
         try:
             while not self._closed.is_set():
-                self._loop.run_once(_BATCH_SECONDS if self._unreported else _POLL_SECONDS)
+                self._loop.run_once(BATCH_SECONDS if self._reports.has_unreported() else _POLL_SECONDS)
                 self._iterate()
         finally:
             self._closed.set()
@@ -350,17 +341,13 @@ class Service:
         if now - self._measured > _POLL_SECONDS:
             self._measured = now
             self._measure_round_trips()
-        while self._unreported:
-            since, step = self._unreported[0]
-            if step.unreported and now - since < _BATCH_SECONDS:
-                break
-            self._unreported.popleft()
-            self._report_done(step)
+        self._reports.report_due(now)
         # Together, so that the scheduler fills each island once for all; the effects may add further events.
         while self._events:
-            events, self._events = self._events, []
+            events = [*self._events]
+            self._events.clear()
             self._schedule(*events)
-        self._report_settled()
+        self._reports.report_settled()
 
     def _measure_round_trips(self) -> None:
         """Passes the scheduler the round trips to islands."""
@@ -381,17 +368,9 @@ class Service:
         self._remove_ended()
 
     def _remove_ended(self) -> None:
-        """Removes calls and steps that ended with lost hosts; reports steps of hosts that are cut off."""
+        """Removes calls and steps that ended with lost hosts."""
         self._calls = {n: served for n, served in self._calls.items() if not served.gang.is_lost()}
-        for number, step in [*self._issued.items()]:
-            if step.has_cut_hosts() and not step.is_cut:
-                step.is_cut = True
-                for host, why in step.cut_hosts().items():
-                    self._send(step.owner, service_messages.StepCutOff(number, (host,), RemoteError.of(why)))
-            if step.is_done():
-                del self._issued[number]
-                if self._core.core.has_multi_host_islands and step not in self._unsettled:
-                    self._unsettled.append(step)
+        self._reports.remove_ended()
 
     def _act(self, effect: Effect) -> None:
         """Carries out an effect of the core."""
@@ -408,7 +387,7 @@ class Service:
                 if (client := self._clients.get(number)) is not None:
                     self.request_disconnect(client, why)
             case StepFailed(failure):
-                self._on_failed(failure)
+                self._reports.on_failed(failure)
             case GangLeaving(key, why):
                 self._broadcast(IslandLeavingNotice(*key, RemoteError.of(why)))
             case GangLost(key, why, is_dead):
@@ -418,7 +397,7 @@ class Service:
                 gang = self._pool.gangs[key.island]
                 # First: the new workers cannot know which clients have disconnected meanwhile.
                 self._send_clients(gang)
-                self._broadcast(IslandReturnedNotice(key.island, _island_facts(gang)))
+                self._broadcast(IslandReturnedNotice(key.island, island_facts(gang)))
             case _:
                 self._workers.effect_runner.run(effect)
                 if isinstance(effect, WakeWaiters):
@@ -436,7 +415,7 @@ class Service:
         """Sends a step to its hosts."""
         program = step.served
         program.queued -= 1
-        self._issued[step.number] = step
+        self._reports.add(step)
         hosted = program.hosted
         frames = hosted.frames(step.number, step.number + 1, step.arguments)
         for host, frame in zip(hosted.hosts, frames, strict=True):
@@ -550,64 +529,7 @@ class Service:
 
     def on_done(self, host: WorkerHandle, done: Done) -> None:
         """See `WorkerSink`."""
-        step = self._issued.get(done.run)
-        if step is None:
-            return
-        step.unreported.append(host.index)
-        self._handle_end(step, host.gang, done.took)
-        if len(step.unreported) == 1 and not self._core.core.has_multi_host_islands:
-            self._unreported.append((host.pulse.heard, step))
-
-    def _on_failed(self, failure: HeldFailure) -> None:
-        """Handles the failure of a step on a host."""
-        # Not looked up in `_issued`: a loss may have ended the step, and its client waits for this host, too.
-        step = failure.step
-        assert isinstance(step, ServedStep)
-        done = Done(step.number, failure.error, dict(failure.wrong), failure.took)
-        step.failed.append(FromHost(failure.host, failure.gang.start, done))
-        self._handle_end(step, self._pool.gangs[failure.gang.island], failure.took)
-
-    def _handle_end(self, step: ServedStep, gang: HostGang, seconds: float) -> None:
-        """Handles that a host of an island is done with a step, or that the step failed there."""
-        has_multi_host_islands = self._core.core.has_multi_host_islands
-        # The hosts of an island run a step together: the slowest one has the time that counts.
-        took = step.durations[gang.number] = max(step.durations.get(gang.number, 0.0), seconds)
-        is_done = step.is_done()
-        if is_done or len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
-            self._events.append(IslandStepDone(step, gang.number, took))
-        if is_done and self._issued.pop(step.number, None) is not None and has_multi_host_islands:
-            self._unsettled.append(step)
-        # With multi-host islands a result is reported when it is settled, see `_report_settled`.
-        if not has_multi_host_islands and (is_done or step.failed):
-            self._report_done(step)
-
-    def _report_done(self, step: ServedStep) -> None:
-        """Reports the failures and the completions of a step that its client does not know yet."""
-        if step.failed:
-            self._send(step.owner, *step.failed)
-            step.failed.clear()
-        if step.unreported:
-            self._send(step.owner, HostsDone(step.number, tuple(step.unreported)))
-            step.unreported.clear()
-
-    def _report_settled(self) -> None:
-        """Reports the steps whose results cannot be spoiled any more, and those whose results are."""
-        if not self._unsettled:
-            return
-        kept = []
-        for step in self._unsettled:
-            if not step.is_settled():
-                kept.append(step)
-                continue
-            try:
-                step.check_spoiled()
-            except HostError as error:
-                spoiled = error.record()
-                text = spoiled.text.removeprefix(f"{step.subject}: ")
-                self._send(step.owner, Indeterminate(step.number, RemoteError(spoiled.kind.__name__, text)))
-                continue
-            self._report_done(step)
-        self._unsettled = kept
+        self._reports.on_done(host, done)
 
     def on_tracing(self, host: WorkerHandle, message: FromTracing) -> None:
         """See `WorkerSink`."""
@@ -659,7 +581,7 @@ class Service:
         self._loop.add(client.steps, functools.partial(self._read_client, client), buffers=True, pauses=True)
         # The state of islands may have changed since the client was admitted.
         for gang, start in zip(self._pool.gangs, client.starts, strict=True):
-            self._send(client, *_changes_since(gang, start))
+            self._send(client, *changes_since(gang, start))
         arrays = IncomingArrays(
             client.owns,
             self._pool,
@@ -804,60 +726,3 @@ def _unexpected_error(client: ServedClient, error: Exception) -> str:
     """Logs an unexpected error, for which only its client is disconnected; returns the reason."""
     log.exception("cannot handle a message of %s", client)
     return f"its message led to {type(error).__name__}: {error}"
-
-
-def _array_totals(
-    client: int, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]
-) -> tuple[int, int]:
-    """Returns the number of arrays of a client, and their bytes."""
-    arrays = size = 0
-    for gang in gangs:
-        totals = [
-            reports[host.index].clients.get(client, (0, 0)) for host in gang.hosts if host.index in reports
-        ]
-        # All hosts of an island hold shards of the same arrays.
-        arrays += max((count for count, _ in totals), default=0)
-        size += sum(own for _, own in totals)
-    return arrays, size
-
-
-def _island_facts(gang: HostGang) -> IslandFacts:
-    return IslandFacts(
-        gang.life.key.start,
-        tuple(WorkerFacts(host.index, host.process.pid, host.ready) for host in gang.hosts),
-    )
-
-
-def _changes_since(gang: HostGang, start: int) -> Iterator[Message]:
-    """Yields the messages that bring a client up to date.
-
-    Args:
-      gang: the workers of an island.
-      start: the start of its workers that the client knows.
-    """
-    life = gang.life
-    if life.key.start != start:
-        yield IslandLostNotice(gang.number, start, RemoteError.of(lost(f"{gang.name} was lost")), False)
-        yield IslandReturnedNotice(gang.number, _island_facts(gang))
-    if life.failure is not None:
-        yield IslandLostNotice(*life.key, RemoteError.of(life.failure), life.is_dead())
-    elif life.problem is not None:
-        yield IslandLeavingNotice(*life.key, RemoteError.of(life.problem))
-
-
-def _island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandStatus:
-    problem = gang.life.problem
-    return IslandStatus(
-        gang.name,
-        "running" if problem is None else problem.text,
-        tuple(
-            SharedHostStatus(
-                host.index,
-                host.process.pid,
-                None if report is None else report.arrays,
-                None if report is None else report.bytes,
-            )
-            for host in gang.hosts
-            for report in [reports.get(host.index)]
-        ),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from pathways.runtime.control.records.reports import HostReport
-from pathways.runtime.hosts.service import service
+from pathways.runtime.hosts.service import island_views
 
 
 def report(**clients: tuple[int, int]) -> HostReport:
@@ -24,6 +24,6 @@ def test_service_status_counts_an_array_of_an_island_once():
         1: report(client1=(2, 16), client2=(1, 8)),
         2: report(client1=(1, 4)),
     }
-    assert service._array_totals(1, gangs, reports) == (4, 44)
-    assert service._array_totals(2, gangs, reports) == (1, 8)
-    assert service._array_totals(3, gangs, reports) == (0, 0)
+    assert island_views.array_totals(1, gangs, reports) == (4, 44)
+    assert island_views.array_totals(2, gangs, reports) == (1, 8)
+    assert island_views.array_totals(3, gangs, reports) == (0, 0)
