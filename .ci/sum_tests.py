@@ -2,7 +2,7 @@
 
     python .ci/sum_tests.py STATUS FOLDER
 
-STATUS is the exit code so far. FOLDER has the reports; `rest-again.xml` is of tests in `rest.xml` run again.
+STATUS is the exit code so far. FOLDER has the reports; `rest-again.xml` is of tests in `rest.xml`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ def outcomes(report: Path) -> dict[tuple[str, str], str]:
 def main(status: str, folder: Path) -> None:
     """Prints them."""
     reports = {path.stem: outcomes(path) for path in sorted(folder.glob("*.xml"))}
-    for test, outcome in reports.pop("rest-again", {}).items():
-        if outcome == "passed" and reports["rest"].get(test) == "failed":
-            print(f"flaky: {'.'.join(test)} failed, and passed when it ran once more, alone")
-            reports["rest"][test] = "passed"
+    for name in [name for name in reports if name.endswith("-again")]:
+        first = reports[name.removesuffix("-again")]
+        for test, outcome in reports.pop(name).items():
+            if outcome == "passed" and first.get(test) == "failed":
+                print(f"flaky: {'.'.join(test)} failed, and passed when it ran once more, alone")
+                first[test] = "passed"
     all_outcomes = [outcome for report in reports.values() for outcome in report.values()]
     passed, failed, skipped = (all_outcomes.count(kind) for kind in ("passed", "failed", "skipped"))
     if status != "0":

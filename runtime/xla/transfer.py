@@ -29,7 +29,8 @@ def start_server(client: Any, address: str) -> Any:
         listens on, and each connection then goes to one of the two; see `runtime.resources.ports`.
 
     Returns:
-      The server, which stops when nothing refers to it.
+      The server, which stops when nothing refers to it. One that is deleted at once, before its thread
+      runs, may leave its socket open until the process exits.
 
     Raises:
       OSError: the server cannot listen there.

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.hosts
 def array_on_host():
     pw.connect(islands=[pw.Island()])
     slice = pw.make_virtual_device_set().add_slice((1,), ("x",), island="island0")
-    return pw.jit(lambda x: x + 1, devices=slice)(X)
+    # Until the step is done the host may not know the array.
+    return pw.jit(lambda x: x + 1, devices=slice)(X).block_until_ready()
 
 
 def test_worker_pool_waits_for_a_thread_that_holds_garbage(worker_pool):

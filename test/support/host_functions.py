@@ -49,7 +49,8 @@ def kept() -> int:
 def wait_for(path: str, *arrays: Any) -> float:
     """Waits until there is a file, at most 30 seconds; then sums the arrays."""
     deadline = time.monotonic() + 30
-    while not Path(path).exists():
+    # Neither calls a function in Python, so that reports of what this host does always name this one.
+    while not os.access(path, os.F_OK):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return float(sum(np.asarray(x).sum() for x in arrays))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import pytest
@@ -16,7 +16,6 @@ from pathways.runtime.hosts.launch.sockets import server_socket
 from pathways.runtime.hosts.worker.worker_target import Peers, TransferIds
 from pathways.runtime.resources import ports
 from pathways.runtime.resources.ports import claimed, claimed_port, is_shared, listen_alone
-from pathways.runtime.xla import transfer
 
 HERE = "127.0.0.1"
 
@@ -82,12 +81,13 @@ def test_ports_of_several_processes_differ():
         ]
 
 
+@pytest.mark.hosts
 def test_ports_of_other_transfer_servers_are_skipped(client):
-    other = transfer.start_server(client, f"{HERE}:20714")
-    assert Peers(client, HERE, (20713, 20714)).address == f"{HERE}:20713"
-    with pytest.raises(OSError, match=r"no port from 20714 to 20714 is free on 127\.0\.0\.1"):
-        Peers(client, HERE, (20714, 20714))
-    del other
+    with listening(1, 20714, 20714) as lines:
+        assert lines == [f"{HERE}:20714"]
+        assert Peers(client, HERE, (20713, 20714)).address == f"{HERE}:20713"
+        with pytest.raises(OSError, match=r"no port from 20714 to 20714 is free on 127\.0\.0\.1"):
+            Peers(client, HERE, (20714, 20714))
     assert Peers(client, HERE, (20714, 20714)).address == f"{HERE}:20714"
 
 
@@ -100,18 +100,20 @@ def test_ports_that_become_shared_are_refused(client):
         )
 
 
-def test_listen_alone_leaves_a_port_of_another_server(client):
+def test_listen_alone_leaves_a_port_of_another_server():
     """A server that claims no port may listen between the claim and the start."""
     strangers: list[socket.socket] = []
 
-    def start(port: int) -> Any:
-        if not strangers:
-            strangers.append(sharing(port))
-        return transfer.start_server(client, f"{HERE}:{port}")
+    class Server:
+        def __init__(self, port: int) -> None:
+            if not strangers:
+                strangers.append(sharing(port))
+            self.port = port
+            weakref.finalize(self, sharing(port).close)
 
-    server = listen_alone(HERE, (20716, 20717), start)
+    server = listen_alone(HERE, (20716, 20717), Server)
     with strangers[0] as other:
-        assert {server.address(), f"{HERE}:{other.getsockname()[1]}"} == {f"{HERE}:20716", f"{HERE}:20717"}
+        assert {server.port, other.getsockname()[1]} == {20716, 20717}
         assert not any(is_shared(HERE, port) for port in (20716, 20717))
 
 
