@@ -147,8 +147,13 @@ def test_ready_reports_the_state_of_hosts_to_platforms(devices, tmp_path, monkey
 
     def ready(*options):
         command = ["-m", "pathways.runtime.hosts.launch.ready", str(tmp_path / "ready"), *options]
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
+        # Not through a pipe, which a worker that starts at the same time may keep open.
+        with (tmp_path / "output").open("w+") as output:
+            done = subprocess.run(
+                [sys.executable, *command], stdout=output, stderr=subprocess.STDOUT, check=False
+            )
+            output.seek(0)
+            return done.returncode, output.read()
 
     assert ready() == (1, "0 ready: none\n")
     monkeypatch.setenv("PW_READY_DIR", str(tmp_path / "ready"))
