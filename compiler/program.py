@@ -28,6 +28,7 @@ from pathways.compiler.frontend.jax_internals import (
     trace_context,
     unflatten,
 )
+from pathways.compiler.frontend.memory_kinds import kind_of, refuse_arguments
 from pathways.compiler.frontend.specs import Spec, flat_specs, positional_only
 from pathways.compiler.frontend.trace import ProgramOptions, Traced, trace
 from pathways.compiler.frontend.trace_state import active_trace
@@ -258,6 +259,9 @@ class Program[**P, R](ProcessBound):
         pairs, tree = jax.tree_util.tree_flatten_with_path((dynamic, named))
         leaves = [_type_of(leaf) if traced else leaf for _, leaf in pairs]
         avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
+        kinds = [kind_of(leaf) for leaf in leaves]
+        if any(kinds):
+            refuse_arguments(self.name, self._conventions.paths(args, kwargs), kinds)
         return Signature(tree, tuple(path for path, _ in pairs), tuple(avals), static, trace_context())
 
     def _ready_executable(

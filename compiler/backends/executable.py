@@ -13,6 +13,8 @@ from jaxlib.mlir import ir
 
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature, abstract
+from pathways.compiler.frontend.jax_internals import DEVICE_MEMORY
+from pathways.compiler.frontend.memory_kinds import in_memory, kind_of
 from pathways.compiler.frontend.trees import name_of
 from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import Executable
@@ -123,7 +125,7 @@ class ProgramExecutable(abc.ABC):
         own = self._signature
         if (own.tree, own.static, self.context) != (signature.tree, signature.static, signature.context):
             return False
-        return all(own.accepts(n, aval) for n, aval in enumerate(signature.avals))
+        return all(own.accepts(n, aval, signature.kind(n)) for n, aval in enumerate(signature.avals))
 
     def arguments(self) -> dict[str, tuple[range, Any]]:
         """Returns the numbers of the leaves and the structure of each argument with leaves, by its name."""
@@ -154,7 +156,8 @@ class ProgramExecutable(abc.ABC):
     def accepts(self, numbers: Sequence[int], leaves: Sequence[Any]) -> bool:
         """Returns whether some arguments, by their numbers, have the compiled types."""
         avals = abstract(leaves, self.name, lambda: [self.paths[n] for n in numbers], values=True)
-        return all(self._signature.accepts(n, aval) for n, aval in zip(numbers, avals, strict=True))
+        typed = zip(numbers, avals, leaves, strict=True)
+        return all(self._signature.accepts(n, aval, kind_of(leaf)) for n, aval, leaf in typed)
 
     def check(self, n: int, leaf: Any) -> None:
         """Checks that an argument has the compiled type.
@@ -163,8 +166,8 @@ class ProgramExecutable(abc.ABC):
           TypeError: it does not.
         """
         (aval,) = abstract([leaf], self.name, lambda: [self.paths[n]], values=True)
-        if not self._signature.accepts(n, aval):
-            raise self.mismatch(n, aval)
+        if not self._signature.accepts(n, aval, kind_of(leaf)):
+            raise self.mismatch(n, aval, kind_of(leaf))
 
     @abc.abstractmethod
     def memory_analysis(self) -> MemoryAnalysis:
@@ -226,8 +229,9 @@ class ProgramExecutable(abc.ABC):
         if placed is not None:
             return placed
         avals = abstract(leaves, self.name, lambda: list(self.paths), values=True)
-        wrong = next(n for n, aval in enumerate(avals) if not self._signature.accepts(n, aval))
-        raise self.mismatch(wrong, avals[wrong])
+        kinds = [kind_of(leaf) for leaf in leaves]
+        wrong = next(n for n in range(len(leaves)) if not self._signature.accepts(n, avals[n], kinds[n]))
+        raise self.mismatch(wrong, avals[wrong], kinds[wrong])
 
     def _check_donated(self, leaves: Sequence[Any]) -> None:
         """Rejects an array that is passed twice if one of these arguments is donated."""
@@ -268,11 +272,14 @@ class ProgramExecutable(abc.ABC):
                 return name.removesuffix(name_of(place[2:])) + name_of(tuple(path[2:]))
         return f"argument {name_of(tuple(path[1:]))}"
 
-    def mismatch(self, n: int, aval: Any) -> TypeError:
-        """Returns the error of an argument of another type than the program was compiled for."""
+    def mismatch(self, n: int, aval: Any, kind: str | None) -> TypeError:
+        """Returns the error of an argument of another type or memory than the program was compiled for."""
+        own = self._signature.kind(n)
+        # The default memory is named only where the other one is not.
+        own, kind = (own or DEVICE_MEMORY, kind or DEVICE_MEMORY) if own != kind else (None, None)
         return TypeError(
             f"program '{self.name}' was compiled for {self.paths[n]} of type "
-            f"{describe(self._signature.avals[n])}, got {describe(aval)}"
+            f"{describe(self._signature.avals[n])}{in_memory(own)}, got {describe(aval)}{in_memory(kind)}"
         )
 
 

@@ -76,6 +76,7 @@ class Signature:
       static: static arguments, see `Conventions.split_static`.
       context: JAX's own key of all settings that change a trace.
       strict: whether weak types distinguish signatures, as they do if they would change a trace.
+      kinds: the memory kind of each leaf, None for the default memory of devices; empty if all are in that.
     """
 
     tree: Any
@@ -84,6 +85,7 @@ class Signature:
     static: Static
     context: Any
     strict: bool = True
+    kinds: tuple[str | None, ...] = ()
 
     def sealed(self) -> tuple[list[Sealed], dict[str, Sealed]]:
         """Returns the arguments for tracing, positional and named ones, with an abstract value for each
@@ -101,13 +103,18 @@ class Signature:
         count = len(positional.children())
         return arguments[:count], dict(zip(named.node_data()[1], arguments[count:], strict=True))
 
-    def accepts(self, n: int, aval: Any) -> bool:
-        """Returns whether argument `n` may have this abstract value."""
+    def kind(self, n: int) -> str | None:
+        """Returns the memory kind of argument `n`; None for the default memory of devices."""
+        return self.kinds[n] if self.kinds else None
+
+    def accepts(self, n: int, aval: Any, kind: str | None) -> bool:
+        """Returns whether argument `n` may have this abstract value, in memory of this kind."""
         own = self.avals[n]
         return (
             own.shape == aval.shape
             and own.dtype == aval.dtype
             and (not self.strict or own.weak_type == aval.weak_type)
+            and self.kind(n) == kind
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import checkify, config, core, dtypes, source_info_util, tree_util
+from jax._src import checkify, config, core, dispatch, dtypes, source_info_util, tree_util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.export._export import call_exported_p
@@ -219,6 +219,39 @@ def values_between_calls(jaxpr: Any) -> Iterator[tuple[Any, str]]:
             if equation.primitive is not _metadata.xla_metadata_call_p:
                 for variable in equation.outvars:
                     yield variable.aval, _line(equation)
+
+
+DEVICE_MEMORY = "device"
+"""The memory kind of `jax.memory.Space.Device`."""
+
+
+def kind_of_space(aval: Any) -> str | None:
+    """Returns the memory kind of an abstract value or type; None for the default memory of devices."""
+    space = getattr(aval, "memory_space", None) or getattr(aval, "_memory_space", None)
+    return core.mem_space_to_kind(space) if space is core.MemorySpace.Host else None
+
+
+def values_in_memory(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    """Yields the memory kinds besides the default one into which a traced function puts values, with their
+    lines."""
+    for inner in _jaxprs(jaxpr):
+        # Of a value there, the equation is meant that puts it there, not one that passes it on.
+        passed = set(inner.invars)
+        lines: dict[Any, str] = {}
+        for equation in inner.eqns:
+            operands = [operand for operand in equation.invars if isinstance(operand, core.Var)]
+            # The policy of a `jax.checkpoint` adds copies without a line, of values that have one.
+            line = _line(equation) or next((lines[v] for v in operands if v in lines), "")
+            lines.update(dict.fromkeys(equation.outvars, line))
+            places = equation.params["devices"] if equation.primitive is dispatch.device_put_p else ()
+            kinds = [getattr(place, "memory_kind", None) for place in places]
+            from_inside = [v for within in jaxprs_within(equation) for v in within.outvars]
+            if not any(kind_of_space(v.aval) for v in [*from_inside, *(v for v in operands if v in passed)]):
+                kinds += [kind_of_space(variable.aval) for variable in equation.outvars]
+            for kind in kinds:
+                if kind not in (None, DEVICE_MEMORY):
+                    yield kind, line
+            passed.update(equation.outvars)
 
 
 def references_from_outside(jaxpr: Any) -> Iterator[str]:

@@ -20,6 +20,7 @@ from pathways.compiler.frontend.annotate import (
 )
 from pathways.compiler.frontend.arguments import ArgumentHome, Interface
 from pathways.compiler.frontend.exported import refine_exported
+from pathways.compiler.frontend.memory_kinds import refuse_values
 from pathways.compiler.frontend.meshes import NO_MESH, is_of_types
 from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
 from pathways.compiler.frontend.trace_state import slice_named, tracing
@@ -114,6 +115,7 @@ def trace(
         declare_loops(module, calls, options.schedule)
         # Only the lowering has the expansions of the user's own primitives.
         _check_shardings(name, needed.lojax.jaxpr, slices.values())
+        refuse_values(name, needed.lojax.jaxpr)
         describe_arguments(module, paths, options.donated, options.in_specs, homes)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
         out_tree, out_keys = unsealed(lowered.out_tree)
