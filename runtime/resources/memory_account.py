@@ -51,24 +51,21 @@ class MemoryAccount:
         with self._lock:
             return self._settle()
 
-    def check(self, size: int) -> None:
-        """Checks that a number of bytes is free.
-
-        Raises:
-          ResourceError: the limit would be exceeded.
-        """
-        with self._lock:
-            self._check(size)
-
-    def reserve(self, sizes: Sequence[int]) -> tuple[Allocation, ...]:
+    def reserve(self, sizes: Sequence[int], consumed: Sequence[Allocation] = ()) -> tuple[Allocation, ...]:
         """Allocates bytes; returns one allocation for each size, or none if there is no limit.
 
+        Args:
+          sizes: the sizes.
+          consumed: allocations that are freed for it, in one step: no other thread gets their bytes.
+
         Raises:
-          ResourceError: the limit would be exceeded.
+          ResourceError: the limit would be exceeded; `consumed` is freed nevertheless.
         """
         if self.limit is None:
             return ()
         with self._lock:
+            for allocation in consumed:
+                allocation.free()
             self._check(sum(sizes))
             self._used += sum(sizes)
         return tuple(Allocation(size, self._freed) for size in sizes)

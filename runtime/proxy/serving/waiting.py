@@ -53,6 +53,8 @@ class WaitingThreads:
         while (work := self._work.get()) is not None:
             if not self._is_closed:
                 work()
+            # Otherwise its arrays would stay in memory until the next call.
+            del work
             with self._changed:
                 if self._pending == self._max_pending:
                     self._changed.notify_all()

@@ -14,6 +14,7 @@ from pathways.runtime.proxy.programs import Program, ProxyProgram
 from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for
 from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
+from pathways.runtime.resources.memory_account import Allocation
 
 
 def _compile(state: SessionState, body: Any, response: Any) -> DeferredReply:
@@ -93,6 +94,9 @@ def _start_restricted(
 ) -> tuple[list[ProxyArray], FileJob | None]:
     """Starts an execution while slices are lost, or with a limit of memory.
 
+    The memory that it needs is reserved before. With the memory that it consumes, it passes to the results,
+    so that no other session can take any of it meanwhile.
+
     Raises:
       StatusError: the program is on a lost slice.
       ResourceError: it needs too much memory.
@@ -101,14 +105,22 @@ def _start_restricted(
     if lost:
         raise slice_lost(lost)
     donated = [arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)]
+    consumed = [allocation for array in donated for allocation in array.memory]
+    reserved: tuple[Allocation, ...] = ()
     if isinstance(program, CompiledProgram):
-        consumed = sum(allocation.size for array in donated for allocation in array.memory)
-        state.served.memory.check(program.needed_bytes - consumed)
-    results, job = _start(state, program, arguments, kept)
-    for array in donated:
-        if not isinstance(array.value, StatusError) and array.value.is_deleted():
-            array.free()
-    return [state.admit(array) for array in results], job
+        needed = program.needed_bytes - sum(allocation.size for allocation in consumed)
+        reserved = state.served.memory.reserve([max(needed, 0)])
+    try:
+        results, job = _start(state, program, arguments, kept)
+        consumed = [allocation for array in donated if _is_deleted(array) for allocation in array.memory]
+        return state.admit_results(results, [*reserved, *consumed]), job
+    finally:
+        for allocation in reserved:
+            allocation.free()
+
+
+def _is_deleted(array: ProxyArray) -> bool:
+    return not isinstance(array.value, StatusError) and array.value.is_deleted()
 
 
 def _describe_output(state: SessionState, output: Any, result: ProxyArray) -> None:

@@ -154,20 +154,22 @@ class ProxySession:
         self.state.interrupt()
 
     def _reply_later(self, deferred: DeferredReply, response: Any) -> None:
-        failed: Exception | None = None
+        # Not the error itself: its traceback would keep this frame, and with it the arrays, in memory.
+        failed: StatusError | None = None
         try:
             wait_all(deferred.waited)
         except Exception as error:
-            failed = error
+            failed = status_of(error)
         op_id = self._pending.pop(deferred, None)
         if op_id is None:  # A slice was lost meanwhile, and the error of the loss was the reply.
             return
         try:
-            if failed is not None:
-                raise failed
-            deferred.fill()
-            reply = self._replies.encode(op_id, response)
+            if failed is None:
+                deferred.fill()
+                reply = self._replies.encode(op_id, response)
         except Exception as error:
-            reply = self._replies.encode_error(op_id, status_of(error))
+            failed = status_of(error)
+        if failed is not None:
+            reply = self._replies.encode_error(op_id, failed)
         if not self.state.is_closed:
             self._send(reply)

@@ -18,6 +18,7 @@ from pathways.runtime.proxy.sessions.replies import DeferredReply
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
 from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.resources.memory_account import Allocation
 
 FIRST_SERVER_HANDLE = 1 << 62
 """First of the handles that the server chooses; clients count from 1."""
@@ -211,15 +212,30 @@ class SessionState:
     def admit(self, array: ProxyArray) -> ProxyArray:
         """Accounts for a new array; returns its error if it is on a lost slice, or too large."""
         array = self._unless_lost(array, self._slices.lost)
-        if self.served.memory.limit is None or array.spec is None:
-            return array
-        if array.error is not None or array.memory:
+        if not self._needs_memory(array):
             return array
         try:
-            memory = self.served.memory.reserve([array.spec.shard_bytes] * len(array.spec.placement.devices))
+            return array.with_memory(self.served.memory.reserve(_shard_sizes(array)))
         except ResourceError as error:
             return ProxyArray(array.spec, status_of(error))
-        return array.with_memory(memory)
+
+    def _needs_memory(self, array: ProxyArray) -> bool:
+        is_limited = self.served.memory.limit is not None
+        return is_limited and array.spec is not None and array.error is None and not array.memory
+
+    def admit_results(
+        self, results: Sequence[ProxyArray], reserved: Sequence[Allocation]
+    ) -> list[ProxyArray]:
+        """Accounts for the results of an execution, in place of allocations, which are freed."""
+        admitted = [self._unless_lost(array, self._slices.lost) for array in results]
+        new = [number for number, array in enumerate(admitted) if self._needs_memory(array)]
+        sizes = [_shard_sizes(admitted[number]) for number in new]
+        # In one step if they fit together, as an estimate of what a program needs may be too small.
+        with contextlib.suppress(ResourceError):
+            memory = iter(self.served.memory.reserve([size for shards in sizes for size in shards], reserved))
+            for number, shards in zip(new, sizes, strict=True):
+                admitted[number] = admitted[number].with_memory(tuple(itertools.islice(memory, len(shards))))
+        return [self.admit(array) for array in admitted]
 
     def _unless_lost(self, array: ProxyArray, lost: frozenset[int]) -> ProxyArray:
         error = self.loss_of(array, lost)
@@ -231,6 +247,11 @@ class SessionState:
             return None
         on_lost = lost & self.served.slices_of(array.spec.placement.devices)
         return slice_lost(on_lost) if on_lost and array.error is None else None
+
+
+def _shard_sizes(array: ProxyArray) -> list[int]:
+    assert array.spec is not None
+    return [array.spec.shard_bytes] * len(array.spec.placement.devices)
 
 
 Handler = Callable[[SessionState, Any, Any], DeferredReply | None]

@@ -12,7 +12,9 @@ from hypothesis import strategies
 from session_client import MESSAGES, Client, compile_text, module, on_device, over_devices
 
 from pathways.runtime.proxy import programs
+from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.sessions.state import SessionState
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.memory_account import MemoryAccount
 
@@ -144,7 +146,7 @@ def test_an_account_frees_each_allocation_once() -> None:
     account = MemoryAccount(10)
     allocations = account.reserve([4, 6])
     with pytest.raises(ResourceError, match="out of memory: 1 bytes are needed"):
-        account.check(1)
+        account.reserve([1])
     allocations[0].free()
     allocations[0].free()
     assert account.used == 6
@@ -157,6 +159,57 @@ DONATING = (
     f"-> tensor<{FLOATS}xf32> {{ %0 = stablehlo.sine %x : tensor<{FLOATS}xf32> "
     f"return %0 : tensor<{FLOATS}xf32> }} }}"
 )
+
+
+@pytest.mark.parametrize(("donates", "limit"), [(True, 1), (False, 2)])
+def test_memory_of_an_execution_passes_to_its_results(
+    monkeypatch: pytest.MonkeyPatch, donates: bool, limit: int
+) -> None:
+    """Bytes that an execution consumes, or reserves when it starts, are never free for another session."""
+    devices = served(limit * BYTES)
+    one, other = Client(devices), Client(devices)
+    assert compile_text(one, DONATING).code == 0
+    program = one.replies[-1].compile_response.loaded_executable_handle
+    put(one, 1)
+    admit = SessionState.admit
+
+    def admit_after_another_session(state: SessionState, array: ProxyArray) -> ProxyArray:
+        if state is one.session.state:
+            put(other, 1)
+        return admit(state, array)
+
+    monkeypatch.setattr(SessionState, "admit", admit_after_another_session)
+    one.request(
+        "loaded_executable_execute",
+        loaded_executable_handle=program,
+        args_handles=[1],
+        result_array_handle=[2],
+        execute_options={"non_donatable_input_indices": [] if donates else [0]},
+    )
+    assert np.array_equal(one.fetch(2), np.zeros(FLOATS))
+    assert other.fetch(1)[0] == 8
+    assert devices.memory.used == limit * BYTES
+    one.session.close()
+    assert devices.memory.used == 0
+
+
+def test_an_execution_that_fails_returns_what_it_reserved() -> None:
+    devices = served(2 * BYTES)
+    client = Client(devices)
+    assert compile_text(client, DONATING).code == 0
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    put(client, 1)
+    for arguments in ([], [99]):
+        client.request(
+            "loaded_executable_execute",
+            loaded_executable_handle=program,
+            args_handles=arguments,
+            result_array_handle=[2],
+        )
+        assert client.fetch(2)[0] == 3
+        assert devices.memory.used == BYTES
+    client.session.close()
+
 
 OPERATIONS = (
     "put",

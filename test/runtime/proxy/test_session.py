@@ -128,6 +128,24 @@ def test_a_failed_array_holds_no_other_array(client: Client) -> None:
         gc.enable()
 
 
+def test_a_reply_that_fails_late_holds_no_array(client: Client) -> None:
+    """One of the arrays that a request waits for fails; the others are freed when the client frees them."""
+    client.put(1, np.ones(2, np.float32))
+    client.put(2, np.ones(2, np.float32), device=77)
+    held = weakref.ref(client.session.state.arrays[1].value)
+    deferred = DeferredReply(client.session.state.arrays_of([1, 2]))
+    client.session._pending[deferred] = 5
+    gc.disable()
+    try:
+        client.session._reply_later(deferred, MESSAGES["xla.ifrt.proxy.IfrtResponse"]())
+        assert client.replies[-1].response_metadata.status.message == "no device has the id 77"
+        del deferred
+        client.request("destruct_array", array_handle=[1])
+        assert held() is None
+    finally:
+        gc.enable()
+
+
 def requests_of_a_program() -> list[bytes]:
     """Returns the requests of a client that creates arrays, disassembles and copies them."""
     sent: list[bytes] = []

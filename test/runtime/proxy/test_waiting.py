@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from pathways.runtime.proxy.serving.waiting import WaitingThreads
 
@@ -44,3 +45,18 @@ def test_closing_lets_a_session_go_that_waits() -> None:
     thread.join(30)
     assert not thread.is_alive()
     go.set()
+
+
+def test_a_call_that_has_ended_is_not_kept_until_the_next() -> None:
+    class Work:
+        def __call__(self) -> None:
+            """Returns at once."""
+
+    waiting = WaitingThreads(max_threads=1, max_pending=1)
+    freed = threading.Event()
+    work = Work()
+    weakref.finalize(work, freed.set)
+    waiting.run(work)
+    del work
+    assert freed.wait(30)
+    waiting.close()
