@@ -56,7 +56,9 @@ def parse_json(data: bytes | memoryview) -> Any:
         raise ValueError(f"{text} is not a number")
 
     try:
-        return json.loads(bytes(data).decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant)
+        return json.loads(
+            bytes(data).decode("utf-8-sig"), object_pairs_hook=no_duplicates, parse_constant=no_constant
+        )
     except RecursionError:
         raise PlainDataError("not JSON: nested too deeply") from None
     except ValueError as error:
@@ -143,7 +145,8 @@ def _inner_problems(value: Any, kind: Any, place: str, hints: Mapping[str, str])
     match value, typing.get_args(kind):
         case dict(), () if _is_record(kind):
             fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-            for key in (key for key in value if key not in fields):
+            is_closed = kind.__struct_config__.forbid_unknown_fields
+            for key in (key for key in value if is_closed and key not in fields):
                 yield dot + (
                     f"{key}: unknown key; {hints[key]}" if key in hints else unknown_key(key, fields)
                 )

@@ -178,7 +178,8 @@ def _declare(module: ir.Module) -> None:
     for op in ops_named(module, ["func.func"]):
         name = op.attributes["sym_name"].value
         if name in launched:
-            attributes = dict(op.attributes.items())
+            # Declarations must not be public.
+            attributes = {**dict(op.attributes.items()), "sym_visibility": ir.StringAttr.get("private")}
             ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(op))
         if name != MAIN:
             op.operation.erase()

@@ -104,12 +104,14 @@ class Summary:
 
 
 SUMMARIES = Path(__file__).with_name("summaries.json")
+_UNDESCRIBED = Summary("no description yet: `make docs` writes it", {})
+"""Description of a pass that was registered since `make docs` ran."""
 
 
 def summaries() -> dict[str, Summary]:
     """Returns the description of each pass in listings, in the order in which a program meets them."""
     read = json.loads(SUMMARIES.read_text(encoding="utf-8"))
-    return {name: Summary(**read[name]) for name in MODULES}
+    return {name: Summary(**read[name]) if name in read else _UNDESCRIBED for name in MODULES}
 
 
 def load(name: str) -> type[Pass]:

@@ -19,6 +19,7 @@ from pathways.passes.manager.base import Pass, PassFailure, fail
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.manager.text import Builtin
 from pathways.tools.common.source import Source
+from pathways.tools.drivers import listings
 
 MODULE = """\
 sdy.mesh @mesh = <["x"=2]>
@@ -472,6 +473,12 @@ def test_pw_opt_lists_every_pass_in_its_help():
     text = output_of("pw-opt", "--help")
     for name in registry.names():
         assert f"  --{name}\n" in text
+
+
+def test_pw_opt_lists_a_pass_that_make_docs_has_not_described_yet(monkeypatch):
+    monkeypatch.setitem(registry.MODULES, "pw-fresh", "place.fresh")
+    assert "  --pw-fresh\n      no description yet: `make docs` writes it\n" in listings.passes_help()
+    assert re.search(r"(?m)^pw-fresh +no description yet", listings.list_passes())
 
 
 @pytest.mark.process

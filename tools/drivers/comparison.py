@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import form_of, make_context
+from pathways.dialect import make_context
+from pathways.dialect.verification.forms import stage_of
 from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
 from pathways.passes.manager.base import Pass, PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
@@ -15,7 +16,6 @@ from pathways.passes.pipeline import Options, Phase, phases_after
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
 from pathways.passes.schedule.policies.request import RequestError, read_request
 from pathways.passes.shard.halves.split_backward import SplitBackward
-from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate, steady_step_time
 from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
@@ -24,7 +24,7 @@ from pathways.tools.common.diagnostics import Printer
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.source import parse, read_source
 from pathways.tools.common.supervisor import doing
-from pathways.tools.inputs.scheduled import Model
+from pathways.tools.inputs.scheduled import Model, plan_shown
 
 
 def _time(time: float, unit: str) -> str:
@@ -38,7 +38,7 @@ class Comparison:
     Attributes:
       timelines: by policy, those that fit the program, in the order of step times.
       refused: for each other policy why it does not fit, or the times that it lacks.
-        steady: by policy the time of each of many consecutive steps; empty if not requested.
+      steady: by policy the time of each of many consecutive steps; empty if not requested.
     """
 
     timelines: dict[str, Timeline]
@@ -129,9 +129,11 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
     with Diagnostics(context, Printer(source)):
         try:
             module = parse(source, context)
-        except ir.MLIRError:
+            # Passes rely on it.
+            run_passes(module, [])
+        except (ir.MLIRError, PassFailure):
             return None
-    form = form_of(module)
+    form = stage_of(module)
     if not any(isinstance(each, SplitBackward) for each in _passes(phases_after(Options(), form))):
         raise UserError(
             f"'{source.name}' is in the form '{form}', in which it is too late to split backwards; "
@@ -179,8 +181,7 @@ def _scheduled(module: ir.Module, form: str | None, name: str, requested: Option
                     f"'{name}', by {requested.policy or requested.schedule_file}: {message}"
                 ) from None
             return message.partition(start)[2]
-    attributes = module.operation.attributes
-    return plan_of(module, attributes["sym_name"].value if "sym_name" in attributes else "main", proved=True)
+    return plan_shown(module, name)
 
 
 def _passes(phases: list[Phase]) -> list[Pass]:

@@ -17,7 +17,6 @@ from pathways.compiler.stages import Compiled, Lowered
 from pathways.dialect import make_context
 from pathways.dialect.spelling import did_you_mean
 from pathways.dialect.syntax.pretty import pretty
-from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.local.devices import cluster, connect
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
@@ -152,7 +151,8 @@ def _save(path: str, lowered: Lowered, compiled: Compiled | None) -> None:
             lowered.save(path)
         else:
             compiled.save(path, executables=True)
-    except (BundleError, CompileError) as error:
+    # A bundle's, or a plan's: a function may be declared without a body.
+    except (ValueError, CompileError) as error:
         raise UserError(str(error)) from None
     except OSError as error:
         raise UserError(f"cannot write output file '{path}': {error.strerror or error}") from None

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 
 from jaxlib.mlir import ir
 
+from pathways.dialect import make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics
-from pathways.tools.common.supervisor import doing
+from pathways.tools.common.source import Source, parse
 
 
 def check_round_trip(module: ir.Module) -> None:
@@ -21,13 +22,13 @@ def check_round_trip(module: ir.Module) -> None:
     """
     reference = _printed(module, generic=True)
     for way, write in _WAYS.items():
-        doing(f"reading the input back from {way}")
-        with Diagnostics(module.context) as seen:
+        printed = Source(f"the input as {way}", write(module))
+        # Names of resources are keys of a context, in which the input has taken them.
+        context = make_context()
+        with Diagnostics(context) as seen:
             try:
-                problem = _difference(
-                    reference, _printed(ir.Module.parse(write(module), module.context), True)
-                )
-            except (ir.MLIRError, ValueError) as error:
+                problem = _difference(reference, _printed(parse(printed, context), generic=True))
+            except (ir.MLIRError, PassFailure, ValueError) as error:
                 problem = f"cannot be read back: {seen.errors[0] if seen.errors else error}"
         if problem:
             message = f"the input, printed as {way}, {problem}"

@@ -65,13 +65,24 @@ def read_plan(path: str) -> Plan | None:
         except (ir.MLIRError, PassFailure):
             return None
         doing("making the plan")
-        subprogram = shown_program(module)
-        # The name of its runs in a trace.
-        names = [symbol_name(each.operation.opview) for each in dict.fromkeys([module, subprogram])]
-        try:
-            return plan_of(subprogram, "_".join(filter(None, names)) or "main", proved=True)
-        except ValueError as error:
-            raise UserError(f"'{source.name}': {error}") from None
+        return plan_shown(module, source.name)
+
+
+def plan_shown(module: ir.Module, source_name: str) -> Plan:
+    """Returns the plan of a scheduled program; of one in parts, that of its first repeated sub-program.
+
+    The verifier must have accepted the module.
+
+    Raises:
+      UserError: the program has no plan; names the source.
+    """
+    subprogram = shown_program(module)
+    # The name of its runs in a trace.
+    names = [symbol_name(each.operation.opview) for each in dict.fromkeys([module, subprogram])]
+    try:
+        return plan_of(subprogram, "_".join(filter(None, names)) or "main", proved=True)
+    except ValueError as error:
+        raise UserError(f"'{source_name}': {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,15 +10,18 @@ is a trace all the same.
 
 from __future__ import annotations
 
+import codecs
 import heapq
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pathways.dialect.attributes.origins import Origin
+import msgspec
+
+from pathways.dialect.attributes.origins import CallKind, Origin
+from pathways.dialect.plain_data import Count, PlainDataError, read_record, shown
 from pathways.passes.analysis.measured.events import EventLog, TimelineEvent, TraceSpan
 from pathways.passes.analysis.quantities import FLOPS, SECONDS, UNITS
 
@@ -230,30 +233,22 @@ def _rows(timeline: EventLog) -> list[int]:
 
 def is_trace(data: bytes) -> bool:
     """Returns whether a file of JSON is meant to be a trace: an array."""
-    return data.lstrip().startswith(b"[")
+    return data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 def read_trace(text: str | bytes) -> list[EventLog]:
     """Returns the steps in a trace file, those that are whole.
 
     Raises:
-      TraceError: when it is none of ours.
+      TraceError: when it is none of ours; names the event that is damaged.
     """
-    events = _parse(text)
-    steps: list[_RecordedStep] = []
-    processes: dict[object, str] = {}
-    try:
-        for event in events:
-            args = event.get("args", {})
-            if event["ph"] == "M" and event["name"] == "process_name":
-                processes[event["pid"]] = args.get("slice", args["name"])
-            elif event["name"] == _HEADER:
-                steps.append(_RecordedStep(event["ts"], args))
-            elif steps and event.get("cat") != _SPAN:
-                steps[-1].add(event, args, processes)
-        logs = [step.log() for step in steps if step.whole]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise TraceError(f"damaged: {type(error).__name__}: {error}") from None
+    reader = _TraceReader()
+    for n, event in enumerate(_parse(text)):
+        try:
+            reader.add(event)
+        except ValueError as error:
+            raise TraceError(f"damaged: event {n}: {error}") from None
+    logs = [step.log() for step in reader.steps if step.is_whole]
     if not logs:
         raise TraceError("holds no whole step of a pathways program")
     return logs
@@ -263,87 +258,202 @@ def read_spans(text: str | bytes) -> list[TraceSpan]:
     """Returns the work in a trace file that belongs to no step.
 
     Raises:
-      TraceError: when it is none of ours.
+      TraceError: when it is none of ours; names the event that is damaged.
     """
-    try:
-        return [
-            TraceSpan(
-                event["args"]["track"],
-                event["args"]["row"],
-                event["name"],
-                event["ts"] / _TICKS[SECONDS],
-                (event["ts"] + event["dur"]) / _TICKS[SECONDS],
-            )
-            for event in _parse(text)
-            if event.get("cat") == _SPAN
-        ]
-    except (KeyError, TypeError) as error:
-        raise TraceError(f"damaged: {type(error).__name__}: {error}") from None
+    spans: list[TraceSpan] = []
+    for n, event in enumerate(_parse(text)):
+        if event.get("cat") != _SPAN:
+            continue
+        try:
+            span = read_record(event, _SpanEvent)
+        except PlainDataError as error:
+            raise TraceError(f"damaged: event {n}: {error}") from None
+        start, end = span.ts / _TICKS[SECONDS], (span.ts + span.dur) / _TICKS[SECONDS]
+        spans.append(TraceSpan(span.args.track, span.args.row, span.name, start, end))
+    return spans
+
+
+_Time = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30, description="a finite number")]
+_Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62, description="a whole number from 0 up")]
+
+
+class _ProcessRecord(msgspec.Struct):
+    name: str
+    slice: str | None = None
+
+
+class _ProcessEvent(msgspec.Struct):
+    pid: int
+    args: _ProcessRecord
+
+
+class _StepRecord(msgspec.Struct):
+    program: str
+    title: str
+    unit: Literal["s", "units", "flops"]
+    slices: list[str]
+    events: _Natural
+    hosts: dict[str, _Natural] = {}
+
+
+class _StepEvent(msgspec.Struct):
+    ts: _Time
+    args: _StepRecord
+
+
+class _BytesRecord(msgspec.Struct):
+    bytes: _Natural
+
+
+class _CounterEvent(msgspec.Struct):
+    pid: int
+    ts: _Time
+    args: _BytesRecord
+
+
+class _OriginRecord(msgspec.Struct, forbid_unknown_fields=True):
+    kind: CallKind
+    stage: _Natural | None = None
+    microbatch: _Natural | None = None
+    part: Literal["input", "weight"] | None = None
+    pieces: Count | None = None
+    when: bool = False
+
+
+class _WorkRecord(msgspec.Struct):
+    label: str
+    slice: str
+    reads: list[_Natural] = []
+    origins: list[_OriginRecord] = []
+    microbatch: _Natural | None = None
+    dst: str | None = None
+    nbytes: _Natural = 0
+    after: _Natural | None = None
+    estimated: bool = False
+
+
+class _WorkEvent(msgspec.Struct):
+    cat: Literal["launch", "transfer"]
+    ts: _Time
+    dur: _Time
+    args: _WorkRecord
+
+
+class _SpanRecord(msgspec.Struct):
+    track: str
+    row: str
+
+
+class _SpanEvent(msgspec.Struct):
+    name: str
+    ts: _Time
+    dur: _Time
+    args: _SpanRecord
+
+
+class _TraceReader:
+    """Reader of the events of a file, which collects its steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[_RecordedStep] = []
+        self._processes: dict[int, str] = {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Reads the next event.
+
+        Raises:
+          ValueError: it is damaged.
+        """
+        name, phase = event.get("name"), event.get("ph")
+        if (name, phase) == ("process_name", "M"):
+            process = read_record(event, _ProcessEvent)
+            self._processes[process.pid] = process.args.slice or process.args.name
+        elif name == _HEADER:
+            step = read_record(event, _StepEvent)
+            self.steps.append(_RecordedStep(step.ts, step.args))
+        elif self.steps and event.get("cat") != _SPAN:
+            if phase == "C":
+                counter = read_record(event, _CounterEvent)
+                self.steps[-1].add_counter(counter, self._processes.get(counter.pid))
+            elif phase == "X":
+                self.steps[-1].add_work(read_record(event, _WorkEvent))
 
 
 class _RecordedStep:
     """One step of a file that is being read."""
 
-    def __init__(self, began: float, about: Mapping[str, Any]) -> None:
+    def __init__(self, began: float, about: _StepRecord) -> None:
         self.began = began
         self.about = about
-        self.tick = _TICKS[about["unit"]]
+        self.tick = _TICKS[about.unit]
         self.events: list[TimelineEvent] = []
-        self.memory: dict[str, list[tuple[float, int]]] = {name: [] for name in about["slices"]}
+        self.memory: dict[str, list[tuple[float, int]]] = {name: [] for name in about.slices}
 
-    def add(self, event: Mapping[str, Any], args: Mapping[str, Any], processes: Mapping[object, str]) -> None:
-        if event["ph"] == "C":
-            self.memory[processes[event["pid"]]].append((self.time(event["ts"]), int(args["bytes"])))
-        elif event["ph"] == "X":
-            start = self.time(event["ts"])
-            more = {name: args[name] for name in (*_OPTIONAL, "label", "slice", "nbytes") if name in args}
-            more["reads"] = tuple(args.get("reads", ()))
-            more["estimated"] = bool(args.get("estimated", False))
-            more["origins"] = tuple(Origin.from_fields(fields) for fields in args.get("origins", ()))
-            end = start + _finite(event["dur"]) / self.tick
-            self.events.append(TimelineEvent(kind=event["cat"], start=start, end=end, **more))
+    def add_counter(self, event: _CounterEvent, slice: str | None) -> None:
+        """Adds live bytes of a slice; None for a process without a name.
 
-    def time(self, ts: float) -> float:
-        return (_finite(ts) - self.began) / self.tick
+        Raises:
+          ValueError: the slice is none of the step.
+        """
+        if slice not in self.memory:
+            raise ValueError(f"pid = {event.pid}: expected the process of a slice of its step")
+        self.memory[slice].append((self.time(event.ts), event.args.bytes))
 
-    @property
-    def whole(self) -> bool:
-        return len(self.events) == self.about["events"]
+    def add_work(self, event: _WorkEvent) -> None:
+        """Adds a launch or a transfer.
 
-    def log(self) -> EventLog:
-        slices = tuple(self.about["slices"])
-        for n, event in enumerate(self.events):
-            before = [*event.reads, *(() if event.after is None else (event.after,))]
-            if event.kind not in ("launch", "transfer") or {event.slice, event.dst} - {*slices, None}:
-                raise ValueError(f"event {n} is not a launch or transfer of the program")
-            if not all(0 <= other < n for other in before):
-                raise ValueError(f"event {n} waits for one that comes later")
-        memory = {name: tuple(curve) for name, curve in self.memory.items()}
-        return EventLog(
-            str(self.about["program"]),
-            str(self.about["title"]),
-            self.about["unit"],
-            slices,
-            tuple(self.events),
-            memory,
-            {str(name): int(host) for name, host in self.about.get("hosts", {}).items()},
+        Raises:
+          ValueError: it is on a slice, or waits for an event, that its step does not have.
+        """
+        work = event.args
+        for field, slice in (("slice", work.slice), ("dst", work.dst)):
+            if slice is not None and slice not in self.memory:
+                raise ValueError(f"args.{field} = {shown(slice)}: expected a slice of its step")
+        for field, numbers in (("reads", work.reads), ("after", [work.after])):
+            for number in numbers:
+                if number is not None and number >= len(self.events):
+                    raise ValueError(f"args.{field}: expected earlier events of its step, got {number}")
+        start = self.time(event.ts)
+        self.events.append(
+            TimelineEvent(
+                event.cat,
+                work.slice,
+                work.label,
+                start,
+                start + event.dur / self.tick,
+                tuple(Origin(**msgspec.structs.asdict(call)) for call in work.origins),
+                work.microbatch,
+                work.dst,
+                work.nbytes,
+                tuple(work.reads),
+                work.after,
+                work.estimated,
+            )
         )
 
+    def time(self, ts: float) -> float:
+        return (ts - self.began) / self.tick
 
-def _finite(number: Any) -> float:
-    if not math.isfinite(number):
-        raise ValueError(f"time {number} is not finite")
-    return float(number)
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its events have been read."""
+        return len(self.events) == self.about.events
+
+    def log(self) -> EventLog:
+        about = self.about
+        memory = {name: tuple(curve) for name, curve in self.memory.items()}
+        slices, events = tuple(about.slices), tuple(self.events)
+        return EventLog(about.program, about.title, about.unit, slices, events, memory, about.hosts)
 
 
 def _parse(text: str | bytes) -> list[dict[str, Any]]:
     """Returns the events of a file; of one that ends early, all that are whole."""
     try:
-        decoded = text.decode() if isinstance(text, bytes) else text
+        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError:
         raise TraceError("is no UTF-8 text") from None
     try:
-        events = json.loads(decoded)
+        events = msgspec.json.decode(decoded)
     except (ValueError, RecursionError):
         events = _whole_lines(decoded)
     if isinstance(events, dict):
@@ -361,7 +471,7 @@ def _whole_lines(text: str) -> list[Any] | None:
     events: list[Any] = []
     for line in lines:
         try:
-            events.append(json.loads(line.removesuffix(",")))
+            events.append(msgspec.json.decode(line.removesuffix(",")))
         except (ValueError, RecursionError):
             break
     return events

@@ -12,6 +12,10 @@
 // RUN: pw-opt %s --pw-schedule --pw-verify-schedule | sed 's/order = 0/order = 5/' | not pw-sim 2>&1 | filecheck %s --check-prefix=SORTED
 // RUN: echo 'module attributes {pw.form = "scheduled"} {}' | not pw-sim 2>&1 | filecheck %s --check-prefix=MAIN
 // RUN: pw-opt %s --pw-schedule --pw-verify-schedule --mlir-print-op-generic | sed 's/"func.return"(%arg0)/& {mesh = @gone}/' | not pw-sim 2>&1 | filecheck %s --check-prefix=SYMBOL
+// RUN: printf 'module {} // \377' > %t.latin.mlir && not pw-sim %t.latin.mlir --compare 2>&1 | filecheck %s --check-prefix=LATIN
+// RUN: sed 's/unrolled/imported/; s/, mesh = @mesh//' %s > %t.invalid.mlir
+// RUN: not pw-sim %t.invalid.mlir --compare 2>&1 | filecheck %s --check-prefix=INVALID
+// RUN: not pw-viz %t.invalid.mlir --compare 2>&1 | filecheck %s --check-prefix=INVALID
 
 // Each mistake is told in one line that names the thing.
 
@@ -28,6 +32,10 @@
 // SORTED: <stdin>:{{.*}}: error: 'pw.launch' op comes before the launch of @finish on @s0 (order 1), but waits for it; run pw-plan-memory
 // SYMBOL: error: 'func.func' op refers to @gone, which is not in the module
 // MAIN: <stdin>:1:1: error: 'builtin.module' op has no function @main, the program
+// LATIN: {{.*}}:1:14: error: input is neither UTF-8 text nor MLIR bytecode
+// LATIN-NOT: {{.}}
+// INVALID: {{.*}}.mlir:{{.*}}: error: 'pw.slice' op requires attribute `mesh`
+// INVALID-NOT: Traceback
 
 !x = tensor<4xf32>
 module @two attributes {pw.form = "unrolled"} {
