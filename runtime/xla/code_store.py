@@ -15,6 +15,7 @@ import re
 import secrets
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,13 @@ _ABANDONED_AFTER_SECONDS = 3600.0
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _DEFAULT_LIMIT = "1G"
 
+_TRIMMED_FRACTION = 16
+
 _reported: set[str] = set()
+
+_written: dict[Path, int] = {}
+"""Bytes that this process has written to each folder since it trimmed the folder."""
+_counting = threading.Lock()
 
 
 class CodeStore:
@@ -39,7 +46,8 @@ class CodeStore:
     Args:
       folder: the folder, which is created if it does not exist. A link is not followed, and other files in
         the folder are left alone.
-      limit: the maximum of bytes that it may hold. Beyond that, the least recently used files are deleted.
+      limit: the maximum of bytes that it may hold. Beyond that, the least recently used files are deleted: at
+        the first write of a process, and then whenever it has written a sixteenth of the limit.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -72,6 +80,9 @@ class CodeStore:
                 _replace(_name(key), _header(key, code) + code, folder)
         except OSError as error:
             self._report(error.strerror or str(error))
+            return
+        if self._counts_as_due(len(code)):
+            self.trim()
 
     def discard(self, key: str) -> None:
         """Deletes the code under a key."""
@@ -88,6 +99,14 @@ class CodeStore:
                     return
                 _delete(name, folder)
                 excess -= status.st_size
+
+    def _counts_as_due(self, size: int) -> bool:
+        """Counts bytes that were written, and returns whether to trim: a system call for each file."""
+        with _counting:
+            written = _written.get(self.folder, self.limit) + size
+            is_due = written >= self.limit // _TRIMMED_FRACTION
+            _written[self.folder] = 0 if is_due else written
+        return is_due
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:

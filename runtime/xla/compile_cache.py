@@ -17,7 +17,7 @@ from pathways.dialect.errors import PathwaysError
 from pathways.runtime.plan.plan import Computation
 from pathways.runtime.xla import code_store, pjrt
 from pathways.runtime.xla.code_store import CodeStore
-from pathways.runtime.xla.compile_threads import Progress, ProgressLine, in_threads
+from pathways.runtime.xla.compile_threads import Progress, ProgressLine, in_threads, run_later
 
 _FORMAT = b"1"
 """Prefix of the input of every key of stored code. Change it together with compilation or loading."""
@@ -229,8 +229,6 @@ def load_all(
         ready = _run_actions(by_key, actions, progress, program)
         # Keys with callbacks hold the ids of Python objects, which are valid during this call only.
         _loaded.update((key, ready[key]) for key, job in by_key.items() if not job.request.callbacks)
-    if store is not None and Compile() in actions.values():
-        store.trim()
     return [ready[job.key] for job in jobs]
 
 
@@ -296,6 +294,8 @@ def load_one(
 ) -> pjrt.LoadedExecutable:
     """Compiles a module with given options, or loads the code that an earlier process has stored.
 
+    The caller does not wait until the code is stored.
+
     Args:
       program: the bytes that the module was parsed from, for the key of its code.
       module: StableHLO, as `pjrt.parse` returns it.
@@ -317,10 +317,12 @@ def load_one(
         except jax.errors.JaxRuntimeError:
             store.discard(key)
     executable = pjrt.compile_module(module, devices, options)
-    code = pjrt.serialize(executable)
-    if code is not None:
-        store.write(key, code)
-        store.trim()
+
+    def write() -> None:
+        if (code := pjrt.serialize(executable)) is not None:
+            store.write(key, code)
+
+    run_later(write)
     return executable
 
 

@@ -26,6 +26,9 @@ type _Outcomes[K, T] = queue.SimpleQueue[tuple[K, T | None, BaseException | None
 _busy: set[threading.Lock] = set()
 """Locks of the compiling threads, each held until its thread has no tasks left."""
 
+_later: set[threading.Lock] = set()
+"""Locks of the threads of `run_later`, each held until its task has ended."""
+
 
 class StatusLine:
     """Line that is rewritten on a terminal; elsewhere only the first text is written, for logs.
@@ -133,6 +136,24 @@ def in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], line: ProgressL
     return results
 
 
+def run_later(task: Callable[[], None]) -> None:
+    """Runs a short task in a thread of its own; the process exits after it."""
+    lock = threading.Lock()
+    lock.acquire()
+
+    def run() -> None:
+        try:
+            task()
+        finally:
+            lock.release()
+            _later.discard(lock)
+
+    start_thread(run, "later")
+    _later.add(lock)
+    if not lock.locked():  # The task has ended before.
+        _later.discard(lock)
+
+
 def _run_tasks[K, T](
     pending: collections.deque[tuple[K, Callable[[], T]]], outcomes: _Outcomes[K, T]
 ) -> None:
@@ -156,7 +177,7 @@ def _run_tasks[K, T](
 
 @atexit.register
 def _finish_before_exit() -> None:
-    """Waits for the compilations of an interrupted load, unless the user presses Ctrl-C again.
+    """Waits for `run_later`, and compilations of an interrupted load, unless the user presses Ctrl-C again.
 
     A process that exits while XLA compiles crashes; one that a signal kills does not.
     """
@@ -167,5 +188,5 @@ def _finish_before_exit() -> None:
             sys.stdout.flush()
             line = "pathways: waiting for XLA to finish compiling; Ctrl-C ends the process at once"
             print(line, file=sys.stderr, flush=True)
-    for lock in busy:
+    for lock in (*busy, *tuple(_later)):
         lock.acquire()

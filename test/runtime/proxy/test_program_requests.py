@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -361,7 +363,27 @@ def test_a_second_start_loads_compiled_code(tmp_path: Path, monkeypatch: pytest.
         assert list(metadata.donated_input_indices.donated_input_indices) == [0]
         replies.append(metadata.output_layouts_list)
         monkeypatch.setattr(pjrt, "compile_module", None)
+        while not list(tmp_path.glob("executables/*.code")):
+            time.sleep(0.001)
     assert replies[0] == replies[1]
+
+
+def test_a_reply_does_not_wait_until_code_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    monkeypatch.setenv("PW_CACHE_DIR", str(tmp_path))
+    replied, stored = threading.Event(), threading.Event()
+    serialize = pjrt.serialize
+
+    def serialize_after_reply(executable: Any) -> bytes | None:
+        assert replied.wait(30)
+        stored.set()
+        return serialize(executable)
+
+    monkeypatch.setattr(pjrt, "serialize", serialize_after_reply)
+    assert compile_text(client, returning(3)).code == 0
+    replied.set()
+    assert stored.wait(30)
 
 
 def programs_of(client: Client, *texts: str) -> list[Any]:

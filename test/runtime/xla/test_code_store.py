@@ -127,12 +127,31 @@ def test_code_store_leaves_no_file_of_an_interrupted_write(
 
 def test_code_store_trims_the_least_recently_used(store: CodeStore) -> None:
     keys = [str(number) * 64 for number in range(4)]
+    unlimited = CodeStore(store.folder, limit=1 << 20)
     for when, key in enumerate(keys):
-        store.write(key, bytes(300))
+        unlimited.write(key, bytes(300))
         used(store, key, when)
     assert store.read(keys[0]) is not None  # Used just now.
     store.trim()
     assert [store.read(key) is not None for key in keys] == [True, False, False, True]
+
+
+def test_code_store_trims_at_the_first_write_and_after_each_sixteenth_of_its_limit(
+    store: CodeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To trim takes a system call for each file of the folder."""
+    trimmed: list[int] = []
+    monkeypatch.setattr(CodeStore, "trim", lambda _: trimmed.append(number))
+    for number in range(9):
+        CodeStore(store.folder, limit=1600).write(f"{number:064x}", bytes(30))
+    assert trimmed == [0, 4, 8]
+
+
+def test_code_store_that_is_full_stays_within_a_sixteenth(store: CodeStore) -> None:
+    for number in range(100):
+        store.write(f"{number:064x}", bytes(40))
+        assert sum(path.stat().st_size for path in store.folder.iterdir()) <= 1000 + 1000 // 16 + 80
+    assert store.read(f"{99:064x}") is not None
 
 
 def test_code_store_writes_no_code_above_the_limit(store: CodeStore) -> None:
