@@ -158,15 +158,18 @@ def program(
 ) -> Any:
     """Compiles a function that calls placed functions.
 
-    The function is traced once per signature of its arguments. Placed calls in it run on their slices;
-    plain `jax.numpy` code between them is placed so that the fewest bytes move; values are transferred
-    between slices automatically. Calling the program returns at once with arrays that become ready later.
+    The function is traced once per signature of its arguments and JAX settings, and again after
+    `jax.clear_caches()`; under `jax.disable_jit` each call traces and compiles it. Placed calls in it run on
+    their slices; plain `jax.numpy` code between them is placed so that the fewest bytes move; values are
+    transferred between slices automatically. Calling the program returns at once with arrays that become
+    ready later.
 
     Args:
       fun: the function; without it, returns a decorator.
       donate_argnums: positions of arguments whose buffers the program may reuse, as in `jax.jit`.
       donate_argnames: their names, likewise.
-      static_argnums: positions of arguments that are compile-time constants.
+      static_argnums: positions of arguments that are compile-time constants, as in `jax.jit`: each call
+        compares their hashes, too, so that one that was changed in place is traced again.
       static_argnames: their names, likewise.
       in_shardings: a `PartitionSpec` for each positional argument that is not static, as a tree or a prefix
         of one, over the axes of the slice on which the argument is placed; None leaves it open.

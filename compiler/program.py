@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from pathways.compiler.frontend.arguments import (
 from pathways.compiler.frontend.jax_internals import (
     Tracer,
     flatten,
+    on_clear_caches,
     outside_meshes,
     trace_context,
     unflatten,
@@ -42,6 +44,17 @@ from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.virtual import ProcessBound
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
+
+_programs: weakref.WeakSet[Program[..., Any]] = weakref.WeakSet()
+
+
+def _clear_all() -> None:
+    """Makes programs trace again at their next call."""
+    for program in list(_programs):
+        program._executables, program._last = [], None
+
+
+on_clear_caches(_clear_all)
 
 
 class Program[**P, R](ProcessBound):
@@ -81,6 +94,7 @@ class Program[**P, R](ProcessBound):
         self._last: ProgramExecutable | None = None
         self._compiling = threading.Lock()
         self._warned: set[str] = set()
+        _programs.add(self)
 
     def __repr__(self) -> str:
         return f"<pw.program {self.name}>"
@@ -116,8 +130,8 @@ class Program[**P, R](ProcessBound):
 
     @property
     def executables(self) -> tuple[ProgramExecutable, ...]:
-        """The executables that it has been compiled to so far."""
-        return tuple(self._executables)
+        """The executables that it has been compiled to so far, the last used one first."""
+        return tuple(sorted(self._executables, key=lambda executable: executable is not self._last))
 
     @boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -186,8 +200,10 @@ class Program[**P, R](ProcessBound):
     def loaded(self, *args: Any, **kwargs: Any) -> ProgramExecutable:
         """Returns the executable for arguments as of `lower`, and compiles it if there is none."""
         signature = self._signature(args, kwargs)
+        leaves = self._leaves(args, kwargs)
         with self._compiling:
-            executable = next((known for known in self._executables if known.is_for(signature)), None)
+            candidates = self._candidates(leaves, signature.tree, signature.static)
+            executable = next((one for one in candidates if one.accepts_types(signature)), None)
             if executable is None:
                 executable = self.lower(*args, **kwargs).load(strict=True)
                 self._keep(executable)
@@ -236,12 +252,18 @@ class Program[**P, R](ProcessBound):
                     ready = executable, executable.transfer_or_raise(leaves, tree)
         # Another thread may call it with other types, and replace `_last`, at any time.
         executable, brought = ready
-        self._last = executable
+        if not jax.config.jax_disable_jit:
+            self._last = executable
         return executable.execute(brought)
 
     def _keep(self, executable: ProgramExecutable) -> None:
-        """Caches an executable, and drops those of devices that were disconnected."""
-        self._executables = [*(kept for kept in self._executables if kept.context is not None), executable]
+        """Caches an executable, and drops those of devices that were disconnected.
+
+        Under `jax.disable_jit` each call runs the user's Python, so that no other call may use it.
+        """
+        if not jax.config.jax_disable_jit:
+            kept = [kept for kept in self._executables if kept.context is not None]
+            self._executables = [*kept, executable]
 
     def _abstract_call(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Binds the call to a trace of JAX, with results of the right types."""
@@ -269,21 +291,30 @@ class Program[**P, R](ProcessBound):
     ) -> tuple[ProgramExecutable, list[Any]] | None:
         """Returns a compiled executable of these arguments, and the arguments on their slices; None if there
         is none."""
-        context = trace_context()
         # The last one first: most programs get a new array from the host in every call.
-        for executable in sorted(self._executables, key=lambda known: known is not self._last):
-            if tree == executable.tree and static == executable.static and context == executable.context:
-                homes = executable.interface.homes
-                if homes and homes != homes_of(leaves):
-                    continue
-                brought = executable.transfer_arguments(leaves)
-                if brought is not None:
-                    return executable, brought
+        for executable in self._candidates(leaves, tree, static):
+            brought = executable.transfer_arguments(leaves)
+            if brought is not None:
+                return executable, brought
         return None
 
+    def _candidates(self, leaves: list[Any], tree: Any, static: Static) -> Iterator[ProgramExecutable]:
+        """Yields the executables for arguments on these slices, which may have other types."""
+        context = trace_context()
+        for executable in self.executables:
+            if (
+                tree == executable.tree
+                and static == executable.static
+                and context == executable.context
+                and executable.is_at_home(range(len(leaves)), leaves)
+            ):
+                yield executable
+
     def _trace(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+        # JAX reuses the trace of an earlier call for the same function.
+        fun = of_sealed(self._fun, self.name) if jax.config.jax_disable_jit else self._traced
         jitted = jax.jit(
-            self._traced,
+            fun,
             static_argnums=self._conventions.static_argnums or None,
             static_argnames=self._conventions.static_argnames or None,
             keep_unused=True,

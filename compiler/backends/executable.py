@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jaxlib.mlir import ir
 
+from pathways.compiler.backends.homes import homes_of
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature, abstract
 from pathways.compiler.frontend.jax_internals import DEVICE_MEMORY
@@ -120,12 +121,18 @@ class ProgramExecutable(abc.ABC):
         passed = [argument for argument in plan.arguments if argument.constant is None]
         self._donated = frozenset(n for n, argument in enumerate(passed) if argument.donated)
 
-    def is_for(self, signature: Signature) -> bool:
-        """Returns whether it was compiled for a signature."""
-        own = self._signature
-        if (own.tree, own.static, self.context) != (signature.tree, signature.static, signature.context):
-            return False
-        return all(own.accepts(n, aval, signature.kind(n)) for n, aval in enumerate(signature.avals))
+    def is_at_home(self, numbers: Sequence[int], leaves: Sequence[Any]) -> bool:
+        """Returns whether some arguments, by their numbers, are on the slices that it was compiled for.
+
+        They always are if placed functions determine its slices.
+        """
+        homes = self.interface.homes
+        return not homes or tuple(homes[n] for n in numbers) == homes_of(leaves)
+
+    def accepts_types(self, signature: Signature) -> bool:
+        """Returns whether all arguments may have the types of a signature."""
+        types = enumerate(signature.avals)
+        return all(self._signature.accepts(n, aval, signature.kind(n)) for n, aval in types)
 
     def arguments(self) -> dict[str, tuple[range, Any]]:
         """Returns the numbers of the leaves and the structure of each argument with leaves, by its name."""

@@ -388,7 +388,10 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
             raise TypeError(
                 f"program '{executable.name}' was compiled for {argument} of structure {wanted}, got {tree}"
             )
-        if tree == wanted and (isinstance(step, Bound) or executable.accepts(numbers, leaves)):
+        if tree == wanted and (
+            isinstance(step, Bound)
+            or (executable.is_at_home(numbers, leaves) and executable.accepts(numbers, leaves))
+        ):
             placed = executable.put_arguments(dict(zip(numbers, leaves, strict=True)), copy=True)
             return unflatten(tree, list(placed.values()))
     return unflatten(tree, leaves)

@@ -15,10 +15,11 @@ from pathways.compiler.frontend.jax_internals import Tracer, abstractify, is_han
 from pathways.compiler.frontend.trees import KeyPath, Sealed, name_of, sealed
 from pathways.runtime.resources.virtual import VirtualSlice
 
-Static = tuple[tuple[int | str, type, Any], ...]
-"""Static arguments as a key: the position or name of each, its type, and its value.
+Static = tuple[tuple[int | str, type, int, Any], ...]
+"""Static arguments as a key: the position or name of each, its type, its hash at the call, and its value.
 
-With the type because `1 == 1.0 == True`. As in `jax.jit`, `(1,)` and `(1.0,)` are equal.
+With the type because `1 == 1.0 == True`. As in `jax.jit`, `(1,)` and `(1.0,)` are equal. With the
+hash because an object that was changed in place since an earlier call is equal to itself.
 """
 
 
@@ -150,9 +151,10 @@ class Conventions:
         numbers = {n % len(args) for n in self.static_argnums if args and -len(args) <= n < len(args)}
         passed: dict[int | str, Any] = {n: args[n] for n in sorted(numbers)}
         passed |= {k: kwargs[k] for k in self.static_argnames if k in kwargs}
+        static = []
         for where, value in passed.items():
             try:
-                hash(value)
+                static.append((where, type(value), hash(value), value))
             except TypeError:
                 raise TypeError(
                     f"program '{self.name}': static argument {where} must be hashable, got "
@@ -160,7 +162,7 @@ class Conventions:
                 ) from None
         dynamic = tuple(a for n, a in enumerate(args) if n not in numbers)
         named = {k: v for k, v in kwargs.items() if k not in self.static_argnames}
-        return dynamic, named, tuple((where, type(value), value) for where, value in passed.items())
+        return dynamic, named, tuple(static)
 
     def donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
         """Returns, for each leaf of the arguments that are not static, whether it is donated."""
@@ -198,7 +200,7 @@ def join_static(
     dynamic: Sequence[Any], named: dict[str, Any], static: Static
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns all positional and named arguments, from the dynamic and the static ones."""
-    values = {where: value for where, _, value in static}
+    values = {where: value for where, _, _, value in static}
     numbers = [where for where in values if isinstance(where, int)]
     rest = iter(dynamic)
     args = tuple(values[n] if n in values else next(rest) for n in range(len(dynamic) + len(numbers)))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import checkify, config, core, dispatch, dtypes, source_info_util, tree_util
+from jax._src import checkify, config, core, dispatch, dtypes, source_info_util, tree_util, util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.export._export import call_exported_p
@@ -101,6 +101,23 @@ def outside_meshes() -> Iterator[None]:
     finally:
         for (setting, _), value in zip(_CONTEXT_MESHES, outer, strict=True):
             setting.set_local(value)
+
+
+class _ClearedCache:
+    """Cache in the eyes of `jax.clear_caches`: calls a function when JAX clears it."""
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        self.cache_clear = clear
+
+
+_cleared: list[_ClearedCache] = []
+"""The caches of `on_clear_caches`, to which JAX has weak references."""
+
+
+def on_clear_caches(clear: Callable[[], None]) -> None:
+    """Calls a function in each `jax.clear_caches()`."""
+    _cleared.append(_ClearedCache(clear))
+    util.register_cache(_cleared[-1], "pathways")
 
 
 def key_data(array: Any) -> Any:

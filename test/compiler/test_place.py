@@ -65,6 +65,18 @@ def test_place_skips_static_arguments_and_copies_donated_ones(slices: list[pw.Vi
     assert mine.tolist() == [1.0] * 4  # A copy was donated.
 
 
+def test_place_leaves_arguments_on_the_slices_that_calls_run_on() -> None:
+    """A program without placed functions runs on the slices that its arguments are on."""
+    devices = pw.make_virtual_device_set()
+    ones = [pw.jit(jnp.ones, devices=devices.add_slice((1,), ("x",)), static_argnums=0)(8) for _ in range(2)]
+    double = pw.program(lambda x: x * 2)
+    for x in (*ones, *ones):
+        (placed,) = double.place(x)
+        assert placed is x
+        assert double(x).devices() == double(placed).devices() == x.devices()
+    assert len(double.executables) == 2
+
+
 def test_place_refuses_arguments_that_calls_refuse(evaluate: pw.Program) -> None:
     compiled = evaluate.lower(WEIGHTS, BATCH).compile()
     with pytest.raises(TypeError, match=r"compiled for weights\[1\] of type float32\[512,512\], got int32"):

@@ -155,6 +155,21 @@ def test_prefetch_raises_an_error_of_the_input_after_earlier_batches(compiled: p
     assert threads() == []
 
 
+def test_prefetch_leaves_batches_on_their_slices() -> None:
+    """A program without placed functions runs on the slices that its arguments are on."""
+    devices = pw.make_virtual_device_set()
+    ones = [pw.jit(np.ones, devices=devices.add_slice((1,), ("x",)), static_argnums=0)(8) for _ in range(2)]
+    add = pw.program(lambda x, y: x + y)
+    assert add(ones[0], BATCH["x"][0]).devices() == ones[0].devices()
+    for one in ones:
+        with pw.prefetch([one], add, "x") as batches:
+            assert next(batches) is one
+        # A batch of the host goes to the slice of the last call.
+        add(one, BATCH["x"][0])
+        with pw.prefetch([BATCH["x"][0]], add, "y") as batches:
+            assert next(batches).devices() == one.devices()
+
+
 def test_prefetch_is_collected_after_an_error(compiled: pw.Compiled) -> None:
     """The traceback of the error, which the reader keeps, refers to it."""
     batches = pw.prefetch(numbered(1), compiled, "batch", count=2)

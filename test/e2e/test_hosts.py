@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import threading
@@ -83,6 +84,30 @@ def test_hosts_run_linear_algebra(devices):
 
     f = pw.jit(factor, devices=devices.add_slice((1,), ("x",)))
     assert_close(pw.program(lambda x: f(x))(W), jax.jit(factor)(W), 1e-5)
+
+
+@pytest.mark.feature("hosts", "hosts")
+def test_hosts_trace_again_as_jax_does(devices):
+    """For a static argument that was changed in place, after `jax.clear_caches`, under `jax.disable_jit`."""
+    pw.connect(hosts=1)
+    config = Config(2)
+    placed = pw.jit(lambda x, config: x * config.n, devices=devices.add_slice((1,), ("x",)), static_argnums=1)
+    program = pw.program(lambda x: placed(x, config))
+    for config.n in (2, 3):
+        assert_equal(placed(X, config), X * config.n)
+    assert_equal(program(X), X * 3)
+    config.n = 4
+    assert_equal(program(X), X * 3)
+    jax.clear_caches()
+    assert_equal(program(X), X * 4)
+    with jax.disable_jit():
+        config.n = 5
+        assert_equal(program(X), X * 5)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Config:
+    n: int
 
 
 @pytest.mark.feature("hosts", "hosts")
