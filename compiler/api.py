@@ -18,6 +18,7 @@ from pathways.dialect.attributes.names import MAX_MICROBATCHES
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.policies.request import RequestError, policy_or_file
 from pathways.passes.schedule.replicas.exchange import WIRES
+from pathways.runtime.resources.paths import absolute_path
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -257,15 +258,15 @@ def _exchange_dtype(dtype: Any) -> str:
 
 
 def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None, str]:
-    """Returns the policy that a schedule names, or the path of its file."""
+    """Returns the policy that a schedule names, or the path of its file; paths are absolute."""
     if schedule is None:
         return None, ""
     if not isinstance(schedule, (str, os.PathLike)):
         raise TypeError(f"schedule must be a policy or the path of a file, got {type(schedule).__name__}")
     if not isinstance(schedule, str):
-        return None, os.fspath(schedule)
+        return None, absolute_path(schedule)
     try:
         policy, file = policy_or_file(schedule)
     except RequestError as error:
         raise ValueError(f"schedule is {error}") from None
-    return policy or None, file
+    return policy or None, absolute_path(file) if file else ""

@@ -37,6 +37,7 @@ import contextlib
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -172,6 +173,13 @@ _MODULES = {
 }
 
 
+def _make_paths_absolute() -> None:
+    """Makes the folders and files that environment variables name independent of os.chdir."""
+    for name in ("PW_CACHE_DIR", "PW_CLUSTERS", "PW_DUMP_TO", "PW_TRACE"):
+        if path := os.environ.get(name):
+            os.environ[name] = str(Path(path).absolute())
+
+
 def _configure_jax() -> None:
     """Makes JAX create PW_CPU_DEVICES devices, also if it starts before any program."""
     count = os.environ.get("PW_CPU_DEVICES", "")
@@ -188,6 +196,7 @@ def _configure_jax() -> None:
             jax.config.update("jax_num_cpu_devices", int(count))
 
 
+_make_paths_absolute()
 _configure_jax()
 
 

@@ -121,7 +121,7 @@ def _policy_of(schedule: Any, name: str) -> str:
             f"{what}: a file schedules all loops of a program: use pw.program(schedule={schedule!r}) for it"
         )
     try:
-        return str(read_request(schedule))
+        return str(read_request(schedule).with_absolute_times())
     except RequestError as error:
         raise ValueError(f"{what}: schedule is {error}") from None
 

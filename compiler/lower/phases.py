@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pathways.dialect.verification.forms import FORMS, foreign_form, stage_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
 from pathways.passes.pipeline import Options, phases, phases_after
+from pathways.runtime.resources.paths import path_in_environment
 
 PHASES = ("stablehlo", *(phase.name for phase in phases(Options())))
 """The forms of a program, in the order of the phases; each has the name of its phase."""
@@ -78,7 +78,7 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
     Raises:
       ProgramError: a pass rejects the program.
     """
-    folder = os.environ.get("PW_DUMP_TO")
+    folder = path_in_environment("PW_DUMP_TO")
     foreign = foreign_form(module)
     form = stage_of(module) or (foreign.name if foreign else None)
     bytecode = {}

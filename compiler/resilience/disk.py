@@ -13,6 +13,7 @@ from pathways.compiler.resilience.source import SourcePosition
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.resilience.events import DiskSaveCompleted, DiskSaveFailed, ResilienceEvent
 from pathways.runtime.resilience.records import VersionKey
+from pathways.runtime.resources.paths import absolute_path
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
 
@@ -26,7 +27,7 @@ class DiskVersions:
     """
 
     def __init__(self, folder: str | os.PathLike[str], like: Any, keep: int = 2) -> None:
-        self.folder = os.fspath(folder)
+        self.folder = absolute_path(folder)
         self._keep = keep
         self._like = jax.tree.map(_type_of, like)
         self._x64 = jax.config.jax_enable_x64

@@ -18,6 +18,7 @@ from pathways.passes.analysis.measured.events import TraceSpan
 from pathways.passes.analysis.measured.trace_file import TraceFile
 from pathways.runtime.local.call_trace import RecordedCall, RecordedSpan, timeline_of_call
 from pathways.runtime.local.recorder import Recorder, TraceSink
+from pathways.runtime.resources.paths import path_in_environment
 
 _NANOSECOND = 1e-9
 
@@ -172,7 +173,7 @@ def span(row: str, name: str, *, track: str = "", client: int = 0) -> Iterator[N
 
 @functools.cache
 def _start_from_environment() -> None:
-    path = os.environ.get("PW_TRACE")
+    path = path_in_environment("PW_TRACE")
     if not path:
         return
     try:

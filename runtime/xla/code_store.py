@@ -17,8 +17,10 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
+
+from pathways.runtime.resources.paths import path_in_environment
 
 _MAGIC = b"pathways"
 _FILE_NAME = re.compile(r"[0-9a-f]{64}\.code(\.[0-9a-f]{16}\.tmp)?")
@@ -133,7 +135,7 @@ class CodeStore:
             print(f"pathways: {message}", file=sys.stderr)
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> CodeStore | None:
+def from_environment(environment: MutableMapping[str, str] = os.environ) -> CodeStore | None:
     """Returns the store that the environment configures; None if it is turned off.
 
     `PW_CACHE_DIR` is the folder, by default `pathways` in the user's cache folder; empty turns the store
@@ -143,10 +145,10 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> CodeStore |
       ValueError: `PW_CACHE_LIMIT` is not a size.
     """
     limit = _size(environment.get("PW_CACHE_LIMIT") or _DEFAULT_LIMIT)
-    folder = environment.get("PW_CACHE_DIR")
+    folder = path_in_environment("PW_CACHE_DIR", environment)
     if folder == "" or "--xla_dump_to" in environment.get("XLA_FLAGS", ""):  # A dump shows what is compiled.
         return None
-    root = Path(folder).absolute() if folder is not None else _user_cache(environment)
+    root = Path(folder) if folder is not None else _user_cache(environment)
     return CodeStore(root / "executables", limit) if root is not None else None
 
 

@@ -129,5 +129,5 @@ def test_policy_search_remarks_on_its_result():
 def test_policy_refuses_unknown_options():
     with pytest.raises(ValueError, match="option 'max-lives' is unknown; did you mean 'max-live'"):
         program_of([0, 1], 4, "zb-h1(max-lives=3)")
-    with pytest.raises(pw.ProgramError, match=r"'nowhere\.json': No such file or directory"):
+    with pytest.raises(pw.ProgramError, match=r"nowhere\.json': No such file or directory"):
         program_of([0, 1], 4, "1f1b(times=nowhere.json)").lower(*arguments(2, 4))

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -19,6 +20,7 @@ from pathways.dialect.spelling import did_you_mean
 from pathways.dialect.syntax.pretty import pretty
 from pathways.runtime.local.devices import cluster, connect
 from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.resources.paths import absolute_path
 from pathways.runtime.xla.compile_cache import CompileError
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import BUNDLE, check_extension, write_output
@@ -58,6 +60,11 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
     """
     phase = _phase(options)
     is_bundle = options.output.endswith(BUNDLE)
+    # Now, since the module of the program may change the working directory.
+    output = options.output if options.output == "-" else absolute_path(options.output)
+    policy = options.policy
+    if policy is not None and Path(policy).is_file():
+        policy = absolute_path(policy)
     if options.cpu_devices is not None:
         _use_cpu_devices(options.cpu_devices)
     # Standard output is for the module alone.
@@ -66,14 +73,14 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
         target = targets.find(options.target)
         args, kwargs = (target.example_args(), {}) if arguments is None else arguments
         doing(f"lowering {options.target}")
-        lowered = target.lower(args, kwargs, policy=options.policy, fuse=options.fuse, zero1=options.zero1)
+        lowered = target.lower(args, kwargs, policy=policy, fuse=options.fuse, zero1=options.zero1)
         compiled = None
         if phase == _DEVICE or options.explain or options.executables:
             doing(f"compiling {options.target}")
             compiled = _compile(target, lowered)
         if is_bundle:
             doing(f"writing {options.output}")
-            _save(options.output, lowered, compiled if options.executables else None)
+            _save(output, lowered, compiled if options.executables else None)
         doing("printing the result")
         text = _text(options, phase, lowered, compiled)
     if options.remarks:
@@ -81,7 +88,7 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
     if options.explain or not is_bundle:
         if not is_bundle:
             check_extension("pw-compile", options.output, *_format(options, phase))
-        write_output("-" if is_bundle else options.output, text.encode(errors="replace") + b"\n")
+        write_output("-" if is_bundle else output, text.encode(errors="replace") + b"\n")
     return 0
 
 

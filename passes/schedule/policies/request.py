@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pathways.dialect.spelling import did_you_mean
 from pathways.passes.analysis.links import read_link
-from pathways.passes.analysis.quantities import FLOPS, TimesError, read_bytes
+from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError, read_bytes
 from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, unknown_policy, wants_halves
 
 
@@ -64,6 +65,14 @@ class ScheduleRequest:
     def has_halves(self) -> bool:
         """Whether backwards are to be cut in halves."""
         return wants_halves(self.policy)
+
+    def with_absolute_times(self) -> ScheduleRequest:
+        """Returns the request with the absolute path of its file of times, which os.chdir does not change."""
+        if self.times in ("", FLOPS, UNITS):
+            return self
+        path = str(Path(self.times).absolute())
+        # No request can have a path with these characters.
+        return self if re.search(r"[(),]", path) else dataclasses.replace(self, times=path)
 
     def __str__(self) -> str:
         options = [
@@ -123,7 +132,7 @@ def policy_or_file(text: str) -> tuple[str, str]:
     if text.endswith(".csv"):
         return "", text
     try:
-        return str(read_request(text)), ""
+        return str(read_request(text).with_absolute_times()), ""
     except RequestError as error:
         raise RequestError(f"neither a policy nor a .csv file: {error}") from None
 

@@ -16,6 +16,7 @@ from pathways.runtime.hosts.launch.sockets import Address
 from pathways.runtime.hosts.protocol.messages import CHANNELS, MessageError, Purpose
 from pathways.runtime.hosts.protocol.service_messages import AdmissionDenied, Admitted, decode_for_client
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.resources.paths import absolute_path
 
 _ADMISSION_TIMEOUT_S = 10.0
 """Timeout for the service to admit or reject a client."""
@@ -52,7 +53,7 @@ def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] 
     if not isinstance(token, str | os.PathLike | None):
         raise TypeError(f"connect: token must be the path of a file, got {token!r}")
     name = f"{_user()}-{os.getpid()}" if client is None else client
-    return Attachment(where, name, None if token is None else os.fspath(token))
+    return Attachment(where, name, None if token is None else absolute_path(token))
 
 
 def _user() -> str:

@@ -23,6 +23,7 @@ from pathways.runtime.hosts.launch.sockets import Address, connect_to
 from pathways.runtime.hosts.protocol.acceptor import NotAuthenticatedError, open_connection
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.paths import path_in_environment
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 _TCP = re.compile(r"([A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
@@ -200,8 +201,8 @@ def clusters_folder() -> Path:
     Raises:
       HostError: this user has no home, and `PW_CLUSTERS` is not set.
     """
-    if folder := os.environ.get("PW_CLUSTERS"):
-        return Path(folder).absolute()
+    if folder := path_in_environment("PW_CLUSTERS"):
+        return Path(folder)
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
         state = state if state.is_absolute() else Path.home() / ".local" / "state"

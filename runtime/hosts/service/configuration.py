@@ -106,7 +106,7 @@ def read(path: str) -> Configuration:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not TOML: {error}") from None
     try:
-        return _configuration(_file_of(values), Path(path).parent)
+        return _configuration(_file_of(values), Path(path).absolute().parent)
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from None
 
