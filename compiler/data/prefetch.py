@@ -24,6 +24,7 @@ from pathways.compiler.data.on_hosts import FunctionOnHosts
 from pathways.compiler.frontend.jax_internals import flatten, unflatten
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Bound
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
 _LAST_WAIT = 5.0
@@ -69,8 +70,7 @@ class Prefetched[T](Iterator[T]):
             raise self._error
         began = time.monotonic()
         try:
-            batch, self._state = self._reader.take(self._stall_report)
-            self._is_first = False
+            self._reader.take(self._stall_report)
         except StopIteration:
             self.close()
             raise
@@ -81,6 +81,10 @@ class Prefetched[T](Iterator[T]):
             raise
         finally:
             self.waited += time.monotonic() - began
+        # No call from here on, after which Ctrl-C could drop the batch.
+        batch, self._state = self._reader.taken
+        self._reader.taken = None
+        self._is_first = False
         return batch
 
     def __enter__(self) -> Prefetched[T]:
@@ -94,7 +98,9 @@ class Prefetched[T](Iterator[T]):
 
         If the input is in the middle of a batch, it waits for that for up to 5 seconds.
         """
-        self._stop()
+        # Not `_stop`, which does nothing after a call that Ctrl-C has interrupted.
+        self._reader.stop()
+        self._stop.detach()
         self._reader.join()
         self._error = None
 
@@ -201,7 +207,12 @@ def prefetch[T](
 
 
 class _Reader:
-    """Thread that reads, and the batches that are ready."""
+    """Thread that reads, and the batches that are ready.
+
+    Attributes:
+      kind: the type of the input, for messages.
+      taken: the batch that `take` has taken, and the position of the input after it.
+    """
 
     def __init__(
         self,
@@ -219,6 +230,7 @@ class _Reader:
         self._count = count
         self._x64 = jax.config.jax_enable_x64
         self._ready: collections.deque[tuple[Any, Any]] = collections.deque()
+        self.taken: Any = None
         self._number = 0
         self._first_state: Any = None
         self._is_open = False
@@ -259,22 +271,26 @@ class _Reader:
                 raise self._error
             return self._first_state
 
-    def take(self, stall_report: float | None) -> tuple[Any, Any]:
-        """Returns the next batch, and the position of the input after it.
+    def take(self, stall_report: float | None) -> None:
+        """Takes the next batch; none where Ctrl-C has kept the last one from being used.
 
         Raises:
           StopIteration: there is none.
           Exception: the error of the input.
         """
         began, report = time.monotonic(), stall_report
+        if self.taken is not None:
+            return
         with self._changed:
             while not self._changed.wait_for(lambda: self._ready or self._ended, _left(began, report)):
                 assert report is not None
                 log.warning("%s", self._stalled(time.monotonic() - began))
                 report *= 2
             if self._ready:
-                self._changed.notify_all()
-                return self._ready.popleft()
+                with uninterrupted():
+                    self.taken = self._ready.popleft()
+                    self._changed.notify_all()
+                return
         if self._error is not None:
             raise self._error
         raise StopIteration
@@ -285,6 +301,7 @@ class _Reader:
             self._ended = True
             self._error = None
             self._ready.clear()
+            self.taken = None
             self._changed.notify_all()
         atexit.unregister(self._exit)
 

@@ -2,6 +2,7 @@
 
 - `resilient.py` is the loop, which does what the core of `runtime.resilience` decides; `settings.py` checks
   its arguments.
+- `step_metrics.py` reads the metrics of steps that were issued ahead.
 - `step_replicas.py` loads the programs of a step for fewer replicas, and has them run on those that are left.
 - `store.py` is the interface of what keeps versions of the state, `local_store.py` keeps them in this
   process, `host_store.py` in the memory of hosts; `array_layouts.py`, and `host_layouts.py` with

@@ -17,6 +17,8 @@ import numpy as np
 
 from pathways.compiler.data.host_checkpoints import SnapshotVersion
 from pathways.compiler.data.on_hosts import call_of, lanes, values_of
+from pathways.compiler.frontend.jax_internals import key_kind
+from pathways.compiler.resilience.disk import stored_leaves
 from pathways.compiler.resilience.host_layouts import (
     ArrayPlace,
     HostArrayLayout,
@@ -26,7 +28,6 @@ from pathways.compiler.resilience.host_layouts import (
 from pathways.compiler.resilience.host_replicas import HostReplicaLayouts
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
-from pathways.compiler.resilience.stored_state import stored_leaves
 from pathways.compiler.resilience.version_records import RecordedVersion, VersionRecorder, read_versions
 from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.control.records.step import FunctionCall
@@ -34,6 +35,7 @@ from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.worker import snapshots
 from pathways.runtime.resilience.effects import RestoreState
 from pathways.runtime.resilience.events import (
@@ -540,6 +542,10 @@ class HostStore(SnapshotStore):
                 leaf.copy_to_host_async()
         return jax.tree.map(_as_numpy, tree)
 
+    def detach(self, array: Any) -> Any:
+        """See `SnapshotStore.detach`. Of arrays on hosts the value, which is waited for."""
+        return _as_numpy(array) if isinstance(array, Array) else array.copy()
+
     def version(self, key: VersionKey) -> Any:
         """See `SnapshotStore.version`. Hosts write its arrays from their memory.
 
@@ -706,7 +712,9 @@ class HostStore(SnapshotStore):
         """See `SnapshotStore.wait`."""
         deadline = time.monotonic() + seconds
         while not self._events and time.monotonic() < deadline:
-            self._events.extend(self.poll())
+            # Ctrl-C would drop events.
+            with uninterrupted():
+                self._events.extend(self.poll())
             if not self._events:
                 time.sleep(_POLL_SECONDS)
 
@@ -818,7 +826,7 @@ def _as_numpy(leaf: Any) -> Any:
         data = np.asarray(leaf)
         if not is_key:
             return data
-        return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=jax.random.key_impl(leaf.aval))
+        return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=key_kind(leaf.dtype))
     if not isinstance(leaf, jax.Array):
         return leaf
     return jax.device_get(leaf)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.frontend.jax_internals import key_data
+from pathways.compiler.frontend.jax_internals import key_data, key_kind
 from pathways.compiler.lower.structures import is_key
 from pathways.compiler.resilience.array_layouts import ArrayLayout, Index, ReplicaLayouts, relative
 from pathways.compiler.resilience.step_replicas import StepReplicas
@@ -205,6 +205,9 @@ class LocalSnapshotStore(SnapshotStore):
         leaves = [
             self._array(layout, kept.sharding(layout, restore.replicas), restore.replicas, sources)
             if isinstance(layout, ArrayLayout)
+            # The step may write to an array of NumPy.
+            else np.array(layout)
+            if isinstance(layout, np.ndarray)
             else layout
             for layout in kept.layouts
         ]
@@ -249,6 +252,10 @@ class LocalSnapshotStore(SnapshotStore):
     def read(self, tree: Any) -> Any:
         """See `SnapshotStore.read`."""
         return jax.tree.map(_as_numpy, tree)
+
+    def detach(self, array: Any) -> Any:
+        """See `SnapshotStore.detach`."""
+        return array.copy()
 
     def version(self, key: VersionKey) -> Any:
         """See `SnapshotStore.version`."""
@@ -341,4 +348,4 @@ def _as_numpy(leaf: Any) -> Any:
 
 
 def _as_keys(aval: Any, data: np.ndarray) -> jax.Array:
-    return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=jax.random.key_impl(aval))
+    return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=key_kind(aval.dtype))

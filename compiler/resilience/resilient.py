@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import dataclasses
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import jax
+import numpy as np
 
 from pathways.compiler.data.prefetch import Prefetched
 from pathways.compiler.program import Program
@@ -30,6 +30,7 @@ from pathways.compiler.resilience.settings import (
     executables_of,
 )
 from pathways.compiler.resilience.source import RewindableSource
+from pathways.compiler.resilience.step_metrics import StepMetrics
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.stages import Bound
@@ -37,6 +38,7 @@ from pathways.runtime.control.effects import Log
 from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.resilience.core import ResilienceCore
 from pathways.runtime.resilience.effects import (
     AbandonRun,
@@ -62,6 +64,7 @@ from pathways.runtime.resilience.events import (
     RestoreFailed,
     RunEnded,
     SnapshotStarted,
+    StateInvalidated,
 )
 from pathways.runtime.resilience.phases import WaitingForIslands
 from pathways.runtime.resilience.records import RecoveryPolicy, VersionKey
@@ -76,14 +79,6 @@ _TICK_SECONDS = 0.2
 TrainStep = Callable[[Any, Any], tuple[Any, Any]]
 
 log = logging.getLogger("pathways")
-
-
-@dataclasses.dataclass(frozen=True)
-class _IssuedStep:
-    """A step whose metrics were not read yet."""
-
-    number: int
-    metrics: Any
 
 
 class ResilientRun:
@@ -105,6 +100,7 @@ class ResilientRun:
     ) -> None:
         self.step = 0
         self._train_step = train_step
+        self._is_function = not isinstance(train_step, Bound | Program)
         self._state = state
         self._source = source
         self._store = store
@@ -119,15 +115,15 @@ class ResilientRun:
         self._core: ResilienceCore | None = None
         self._is_open = False
         self._is_held = True
-        # The positions of the source before steps, of those that may be run again.
-        self._positions: dict[int, Any] = {}
-        self._in_flight: collections.deque[_IssuedStep] = collections.deque()
-        # How many steps had their metrics read, and the metrics that the body of the loop was not given yet.
-        self._read_steps = 0
-        self._ready: collections.deque[tuple[int, Any]] = collections.deque()
+        self._metrics = StepMetrics(store)
         self._has_ended = False
-        # The step whose batch is the next one of the source, which has to be opened there; None where it is.
-        self._rewound_to: int | None = None
+        # The error of a step or its batch, until the metrics of the steps before were given.
+        self._failure: Exception | None = None
+        # Whether a step was begun and not issued, and the state as it was then, see `_begin_step`.
+        self._is_begun = False
+        self._before: tuple[list[Any], Any] | None = None
+        # Why the state cannot be used, or metrics of it; None while they can.
+        self._problem: str | None = None
         self._abandoned: str | None = None
         self._last_tick = 0.0
         self._spans = RecoverySpans()
@@ -146,12 +142,12 @@ class ResilientRun:
             raise RuntimeError("pw.resilient: a run begins once; call pw.resilient again")
         run = None if self._folder is None else self._folder.open()
         try:
-            self._positions[0] = self._source.open()
+            self._source.open()
             self._store.open(self._state, run)
-            self._positions |= self._store.positions
+            self._source.positions |= self._store.positions
             disk_step = None
             if self._disk is not None:
-                self._source.check_saved(self._positions[0])
+                self._source.check_saved()
                 disk_step = self._disk.latest()
             self._is_open = True
             self._prepare_replicas()
@@ -164,7 +160,7 @@ class ResilientRun:
             self._close(keeps=bool(self._store.stored))
             raise
         # A run that continues begins after steps whose metrics an earlier run has read.
-        self._read_steps = self.step
+        self._metrics.read_steps = self.step
         open_runs.append(self)
         return self
 
@@ -175,8 +171,6 @@ class ResilientRun:
         step, minimum = self._minimum
         if self._replicas is None:
             self._replicas = StepReplicas(self._compiled(step), minimum)
-            # The batch that was read to compile it is the first one.
-            self._source.open(self._positions[0])
         self._replicas.run_on(self._replicas.all)
         self._store.set_replicas(self._replicas)
         self._replicas.check = self._store.check
@@ -186,7 +180,8 @@ class ResilientRun:
     def _compiled(self, step: Step) -> tuple[Any, ...]:
         """Compiles a step that was not called yet for the state and the first batch."""
         try:
-            batch, _ = self._source.next()
+            # The first step reads it again.
+            batch, _ = self._source.read(0)
         except StopIteration:
             raise ValueError(
                 "pw.resilient: the source has no batch to compile the step for, which minimum= needs"
@@ -220,28 +215,35 @@ class ResilientRun:
         """Runs steps until `count` are done in all, and yields the number and the metrics of each.
 
         Each number is given once, in order, whatever is lost. Steps are issued ahead of the body of the
-        loop. It ends early when the source does.
+        loop. It ends early when the source does. After an error or Ctrl-C another call of it continues with
+        the batch of the step that failed.
 
         Args:
           count: how many steps there are in all, those before a version on disk included.
 
         Raises:
           HostLostError: a part of the state is left nowhere; says which.
-          Exception: what `train_step` or the source raised.
+          Exception: what `train_step` or the source raised, once the steps before were given.
         """
         checked_count("steps", count, least=0)
         self._core_of_open_run()
-        while self._given < count:
+        while self._metrics.given < count:
+            self._mend_state()
             self._drain()
             self._tick()
             # Issuing comes first: devices compute while the body of the loop runs.
             if self._may_issue(count):
                 self._issue()
-            elif self._ready and not (self._is_held and self._in_flight):
+            elif self._metrics.ready and not (self._is_held and self._metrics.in_flight):
                 # While steps are held their metrics come first: a version of the state waits for them.
-                yield self._ready.popleft()
-            elif self._in_flight:
+                first = self._metrics.ready[0]
+                # Not `popleft`: Ctrl-C is raised at the end of calls, and would drop them.
+                del self._metrics.ready[0]
+                yield first
+            elif self._metrics.in_flight:
                 self._read()
+            elif self._failure is not None:
+                self._raise_failure()
             elif self._has_ended and not self._is_held:
                 # While steps are held, a restore may still rewind the source.
                 return
@@ -252,7 +254,6 @@ class ResilientRun:
     def state(self) -> Any:
         """The state after all steps that were issued, `run.step`: after the loop that is the last one."""
         if self._is_open:
-            self._drain()
             self._settle()
         return self._state
 
@@ -294,8 +295,7 @@ class ResilientRun:
           ValueError: there is no such island.
         """
         number = self._number_of(island)
-        # A copy, because the thread of the run changes the deque meanwhile.
-        arrays = jax.tree.leaves((self._state, [step.metrics for step in [*self._in_flight]]))
+        arrays = [*jax.tree.leaves(self._state), *self._metrics.arrays]
         self._store.lose(number, memory=memory, arrays=arrays, returns=returns)
 
     @boundary
@@ -315,66 +315,96 @@ class ResilientRun:
             raise ValueError(f"pw.resilient: there is no island {island!r}, only {', '.join(islands)}")
         return islands[island]
 
-    @property
-    def _given(self) -> int:
-        """The number of steps that had their metrics given to the body of the loop."""
-        return self._read_steps - len(self._ready)
-
     def _may_issue(self, count: int) -> bool:
         return (
             not self._is_held
             and not self._has_ended
+            and self._failure is None
             and self.step < count
-            and len(self._in_flight) + len(self._ready) <= STEPS_AHEAD
+            and self._metrics.in_flight + len(self._metrics.ready) <= STEPS_AHEAD
         )
 
     def _issue(self) -> None:
         """Issues a step. One that fails because an island is lost is issued again later."""
         core = self._core_of_open_run()
         try:
-            if self._rewound_to is not None:
-                # Not in `_restore`: here an error because of another loss is handled, and tried again.
-                self._source.open(self._positions[self._rewound_to])
-                self._rewound_to = None
-            batch, position = self._source.next()
-            result = self._train_step(self._state, batch)
-        except StopIteration:
-            self._has_ended = True
-            return
-        except Exception as error:
-            if self._is_of_loss(error):
+            try:
+                batch, position = self._source.read(self.step)
+            except StopIteration:
+                self._has_ended = True
                 return
-            raise
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(
-                "pw.resilient: train_step must return a pair of the new state and metrics, got "
-                f"{type(result).__name__}"
-            )
-        self._state, metrics = result
-        self._in_flight.append(_IssuedStep(self.step, metrics))
-        self.step += 1
-        self._positions[self.step] = position
+            self._begin_step()
+            state, metrics = _checked_result(self._train_step(self._state, batch))
+            leaves, tree = self._metrics.detach(metrics, state)
+        except Exception as error:
+            if not self._is_of_loss(error):
+                self._failure = error
+            return
+        # Until here, whatever is raised, the next try begins with the same batch, see `_mend_state`.
+        with uninterrupted():
+            self._state, self._is_begun, self._before = state, False, None
+            self._metrics.add(self.step, leaves, tree)
+            self._source.use(self.step, position)
+            self.step += 1
+            self._handle(BoundaryReached(core.attempt, self.step))
         if self._replicas is not None:
             # Other programs of the step are compiled by its first call.
             self._replicas.load_new(core.present)
-        self._handle(BoundaryReached(core.attempt, self.step))
+
+    def _begin_step(self) -> None:
+        """Notes that a step is tried with the present state."""
+        if self._is_function:
+            # It may change containers of the state in place before it raises.
+            self._before = jax.tree.flatten(self._state)
+        self._is_begun = True
+
+    def _mend_state(self) -> None:
+        """Makes the state that before a step that failed; has a version restored where that is impossible."""
+        if not self._is_begun and self._problem is None:
+            return
+        with uninterrupted():
+            if self._before is not None:
+                leaves, tree = self._before
+                self._state = tree.unflatten(leaves)
+            if self._is_begun and any(map(self._may_have_changed, jax.tree.leaves(self._state))):
+                self._problem = f"step {self.step} failed after it had taken over the state"
+            self._is_begun, self._before = False, None
+            # The metrics of the steps before are given first, and an error of the step.
+            if self._problem is not None and self._failure is None:
+                problem, self._problem = self._problem, None
+                self._handle(StateInvalidated(problem))
+
+    def _may_have_changed(self, leaf: Any) -> bool:
+        """Returns whether a step that failed has donated a leaf of the state, or may have written to it."""
+        if isinstance(leaf, jax.Array | Array):
+            return leaf.is_deleted()
+        return self._is_function and isinstance(leaf, np.ndarray)
 
     def _read(self) -> None:
         """Reads the metrics of the first step in flight, unless they are lost."""
-        first = self._in_flight[0]
         try:
-            metrics = self._store.read(first.metrics)
+            count = self._metrics.read()
         except Exception as error:
             if self._is_of_loss(error):
                 return
-            raise
-        self._in_flight.popleft()
-        # A step that runs again after a loss had its metrics read: each number is yielded once.
-        if first.number == self._read_steps:
-            self._ready.append((first.number, metrics))
-            self._read_steps += 1
-        self._handle(MetricsRead(first.number + 1))
-        self._spans.read(first.number + 1)
+            number = self._metrics.next_step
+            if self._metrics.find_donated():
+                # From now on they are detached, see `StepMetrics.detach`.
+                self._problem = f"metrics of step {number} share memory that a later step has taken over"
+            else:
+                # The state comes from the computation that has failed.
+                self._problem, self._failure = f"step {number} failed", error
+            self._metrics.drop_unread()
+            return
+        with uninterrupted():
+            self._handle(MetricsRead(count))
+            self._spans.read(count)
+
+    def _raise_failure(self) -> None:
+        """Raises the error of a step or its batch, if there is one."""
+        if self._failure is not None:
+            error, self._failure = self._failure, None
+            raise error
 
     def _is_of_loss(self, error: Exception) -> bool:
         """Returns whether steps in flight were lost, which is why one fails."""
@@ -393,36 +423,46 @@ class ResilientRun:
         """
         core = self._core_of_open_run()
         before = core.attempt, core.losses
-        while events := [
-            *(self._disk.poll() if self._disk is not None else ()),
-            *(self._replicas.poll() if self._replicas is not None else ()),
-            *self._store.poll(),
-        ]:
-            for event in events:
-                self._handle(event)
+        # Ctrl-C would drop events.
+        with uninterrupted():
+            while events := [
+                *(self._disk.poll() if self._disk is not None else ()),
+                *(self._replicas.poll() if self._replicas is not None else ()),
+                *self._store.poll(),
+            ]:
+                for event in events:
+                    self._handle(event)
         return (core.attempt, core.losses) != before
 
     def _settle(self) -> None:
         """Waits until steps may be issued, and runs those again whose metrics were read before a loss."""
+        self._mend_state()
+        if self._problem is not None:
+            self._raise_failure()
         self._drain()
-        while self._is_held or (self.step < self._read_steps and not self._has_ended):
-            if not self._is_held and len(self._in_flight) <= STEPS_AHEAD:
+        while self._is_held or (self.step < self._metrics.read_steps and not self._has_ended):
+            if not self._is_held and self._metrics.in_flight <= STEPS_AHEAD:
                 self._issue()
-            elif self._in_flight:
+            elif self._metrics.in_flight:
                 # A version of these steps may be what is waited for.
                 self._read()
             else:
                 self._store.wait(_TICK_SECONDS)
+            self._raise_failure()
+            self._mend_state()
             self._tick()
             self._drain()
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if now - self._last_tick >= _TICK_SECONDS:
+        # A state that may be consumed is not copied.
+        if now - self._last_tick >= _TICK_SECONDS and self._problem is None:
             self._last_tick = now
-            self._handle(RecoveryTick())
+            with uninterrupted():
+                self._handle(RecoveryTick())
 
     def _handle(self, event: ResilienceEvent) -> None:
+        """Handles an event. Ctrl-C must not come between the core and its effects."""
         self._apply(self._core_of_open_run().handle(event, time.monotonic()))
 
     def _apply(self, effects: list[ResilienceEffect]) -> None:
@@ -439,11 +479,10 @@ class ResilientRun:
             case MakeCopies(key, copies):
                 self._store.make_copies(key, copies)
             case CommitVersion(key):
-                self._store.commit(key, self._positions[key.step])
+                self._store.commit(key, self._source.positions[key.step])
             case KeepVersions(hosts, keys):
                 self._store.keep(hosts, keys)
-                oldest = min((key.step for key in keys), default=0)
-                self._positions = {n: own for n, own in self._positions.items() if n >= oldest}
+                self._source.drop_before(min((key.step for key in keys), default=0))
             case HoldSteps():
                 self._is_held = True
                 self._drop_state_if_lost()
@@ -485,7 +524,6 @@ class ResilientRun:
             self._restore_from_disk(restore)
         self.step = restore.step
         self._has_ended = False
-        self._rewound_to = restore.step
 
     def _drop_state_if_lost(self) -> None:
         """Drops the state if a version of it is restored later."""
@@ -493,7 +531,9 @@ class ResilientRun:
             self._drop_state()
 
     def _drop_state(self) -> None:
-        self._in_flight.clear()
+        self._metrics.drop_unread()
+        # A step that failed is run again with those before it.
+        self._failure, self._is_begun, self._before, self._problem = None, False, None, None
         self._state = None
         self._source.close()
 
@@ -505,7 +545,7 @@ class ResilientRun:
             # An island is lost, which an event says, now or later.
             self._handle(DiskSaveFailed(key, str(error.args[0])))
             return
-        self._disk.begin(key, version, self._positions[key.step])
+        self._disk.begin(key, version, self._source.positions[key.step])
 
     def _restore_from_disk(self, restore: RestoreState) -> None:
         assert self._disk is not None
@@ -519,7 +559,7 @@ class ResilientRun:
             why = f"{type(error).__name__}: {error}"
             self._handle(RestoreFailed(restore.attempt, restore.hosts[0], None, why))
             return
-        self._positions[restore.step] = position
+        self._source.positions[restore.step] = position
         for host in restore.hosts:
             self._handle(HostRestored(restore.attempt, host))
 
@@ -543,7 +583,7 @@ class ResilientRun:
             return
         self._disk.wait()
         if self.step > (self._disk.latest() or 0):
-            self._disk.save(self.step, self._state, self._positions[self.step])
+            self._disk.save(self.step, self._state, self._source.positions[self.step])
 
     def _save_committed(self) -> tuple[str, bool]:
         """Saves the last committed version to disk.
@@ -551,7 +591,7 @@ class ResilientRun:
         Returns:
           What to tell the user, and whether the version is in memory alone, where it is to stay.
         """
-        stopped = f"pw.resilient: stopped after step {self._given}"
+        stopped = f"pw.resilient: stopped after step {self._metrics.given}"
         if self._disk is None:
             return f"{stopped}; without disk= nothing of the run is kept", False
         committed = None if self._core is None or self._abandoned else self._core.table.committed
@@ -560,7 +600,7 @@ class ResilientRun:
             self._disk.wait()
             latest = self._disk.latest() or 0
             if committed is not None and step > latest:
-                self._disk.save(step, self._store.version(committed.key), self._positions[step])
+                self._disk.save(step, self._store.version(committed.key), self._source.positions[step])
                 latest = step
         except Exception as error:
             if step and self._store.outlives:
@@ -591,8 +631,22 @@ class ResilientRun:
         self._spans.close()
         if self._replicas is not None:
             self._replicas.close()
-        self._in_flight.clear()
+        self._metrics.drop_unread()
         self._store.close(keeps=keeps)
+
+
+def _checked_result(result: Any) -> tuple[Any, Any]:
+    """Returns the state and the metrics that a step has returned.
+
+    Raises:
+      TypeError: it has returned something else.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            "pw.resilient: train_step must return a pair of the new state and metrics, got "
+            f"{type(result).__name__}"
+        )
+    return result
 
 
 def _copied(leaf: Any) -> Any:
@@ -674,6 +728,8 @@ def resilient(
             "pw.resilient: a compiled program is bound to workers, which may be lost; pass the program "
             "itself, which is compiled again for new workers"
         )
+    # Now: the caller may go on using its arrays.
+    state = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, state)
     store = LocalSnapshotStore() if hosts is None else HostStore(hosts)
     policy = RecoveryPolicy(
         interval.steps,

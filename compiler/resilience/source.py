@@ -34,7 +34,10 @@ class SourcePosition:
 
 
 class RewindableSource:
-    """Batches that are read ahead, from any position.
+    """Batches that are read ahead, from the position of any step.
+
+    The batch of a step counts as used when `use` is called. If its step fails before, for whatever reason, it
+    is read again.
 
     Args:
       source: the source; see `pw.resilient`.
@@ -44,8 +47,8 @@ class RewindableSource:
       shards: see `pw.prefetch`.
       depth: see `pw.prefetch`.
 
-    Raises:
-      TypeError: its position cannot be saved.
+    Attributes:
+      positions: the positions before steps, of those that may be run again.
     """
 
     def __init__(
@@ -58,16 +61,33 @@ class RewindableSource:
         shards: int | None = None,
         depth: int = 2,
     ) -> None:
+        self.positions: dict[int, Any] = {}
         self._source = source
         self._step = step
         self._argument = argument
         self._options: dict[str, Any] = {"rows": rows, "shards": shards, "depth": depth}
-        self._iterator: Any = None
         self._reading: Prefetched[Any] | None = None
+        self._reads: _LockedIterator | None = None
+        # The step whose batch is the next one that is read; None where that is not known.
+        self._next_step: int | None = None
         # Held while a batch is read: an iterator is not moved in the middle of one.
         self._lock = threading.Lock()
 
-    def open(self, position: Any = None) -> Any:
+    def open(self) -> None:
+        """Begins where the source is, which is the position before step 0.
+
+        Raises:
+          TypeError: the source cannot be rewound.
+        """
+        self.positions[0] = self._open(None)
+        self._next_step = 0
+
+    def rewind(self, step: int) -> None:
+        """Begins at the position before a step."""
+        self._open(self.positions[step])
+        self._next_step = step
+
+    def _open(self, position: Any) -> Any:
         """Begins at a position, by default where the source is; returns that."""
         self.close()
         source = self._source if isinstance(self._source, FunctionOnHosts) else self._make_iterator()
@@ -75,8 +95,9 @@ class RewindableSource:
         if position is not None:
             with self._lock:
                 source.set_state(copy.deepcopy(position))
-        reads = source if isinstance(source, FunctionOnHosts) else _LockedIterator(source, self._lock)
-        self._reading = prefetch(reads, self._step, self._argument, **self._options)
+        if not isinstance(source, FunctionOnHosts):
+            source = self._reads = _LockedIterator(source, self._lock)
+        self._reading = prefetch(source, self._step, self._argument, **self._options)
         try:
             return self._reading.get_state()
         except TypeError as error:
@@ -98,12 +119,13 @@ class RewindableSource:
             )
         return iterator
 
-    def check_saved(self, position: Any) -> None:
-        """Checks that a position can be written to disk.
+    def check_saved(self) -> None:
+        """Checks that positions can be written to disk.
 
         Raises:
-          TypeError: it is no JSON.
+          TypeError: they are no JSON.
         """
+        position = self.positions[0]
         try:
             if not isinstance(position, bytes):
                 json.dumps(position)
@@ -113,19 +135,39 @@ class RewindableSource:
                 "to return bytes, or what JSON can write"
             ) from None
 
-    def next(self) -> tuple[Any, Any]:
-        """Returns the next batch, and the position after it.
+    def read(self, step: int) -> tuple[Any, Any]:
+        """Returns the batch of a step, and the position after it.
 
         Raises:
           StopIteration: the source has ended.
           Exception: what the source raised.
         """
+        if self._next_step != step:
+            self.rewind(step)
+        self._next_step = None
         assert self._reading is not None
         batch = next(self._reading)
         return batch, self._reading.get_state()
 
+    def use(self, step: int, position: Any) -> None:
+        """Notes that the batch of a step, which was read last, was used.
+
+        Args:
+          step: the step.
+          position: the position after the batch.
+        """
+        self.positions[step + 1] = position
+        self._next_step = step + 1
+
+    def drop_before(self, step: int) -> None:
+        """Drops the positions before a step."""
+        self.positions = {n: own for n, own in self.positions.items() if n >= step}
+
     def close(self) -> None:
         """Stops reading ahead."""
+        self._next_step = None
+        if self._reads is not None:
+            self._reads.close()
         if self._reading is not None:
             self._reading.close()
             self._reading = None
@@ -137,10 +179,18 @@ class _LockedIterator(Iterator[Any]):
     def __init__(self, iterator: Any, lock: threading.Lock) -> None:
         self._iterator = iterator
         self._lock = lock
+        self._is_closed = False
 
     def __next__(self) -> Any:
         with self._lock:
+            if self._is_closed:
+                # It was moved for another reader, which would miss the batch.
+                raise StopIteration
             return next(self._iterator)
+
+    def close(self) -> None:
+        """Ends this iterator, at the latest after the batch that is being read."""
+        self._is_closed = True
 
     def get_state(self) -> Any:
         return self._iterator.get_state()

@@ -103,6 +103,14 @@ class SnapshotStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    def detach(self, array: Any) -> Any:
+        """Returns an array of metrics that shares no memory with the state, which the next step may donate.
+
+        Raises:
+          Exception: the array is an error, or lost.
+        """
+
+    @abc.abstractmethod
     def version(self, key: VersionKey) -> Any:
         """Returns the state of a version as `pw.checkpoint.save` accepts it.
 

@@ -52,6 +52,7 @@ from pathways.runtime.resilience.events import (
     RestoreFailed,
     RunEnded,
     SnapshotStarted,
+    StateInvalidated,
     WorkersLeaving,
     WorkersLost,
     WorkersReturned,
@@ -242,6 +243,12 @@ class ResilienceCore:
                 if island in self.present:
                     self._leaving.add(island)
                 return []
+            case StateInvalidated(why):
+                if not isinstance(self.phase, StepsRunning | StepsHeld):
+                    # A version is restored in any case.
+                    return []
+                self._causes.append(why)
+                return [HoldSteps(), *self._recover(now)]
             case IslandAbandoned(island):
                 self._dead.add(island)
                 return self._remove(island, now)

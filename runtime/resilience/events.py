@@ -136,6 +136,17 @@ class RestoreFailed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StateInvalidated:
+    """The state, or metrics of it, cannot be used any more, although no island is lost.
+
+    Attributes:
+      why: the reason.
+    """
+
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DiskSaveCompleted:
     """A version is on disk."""
 
@@ -180,6 +191,7 @@ ResilienceEvent = (
     | MemoryLost
     | WorkersReturned
     | WorkersLeaving
+    | StateInvalidated
     | IslandAbandoned
     | HostRestored
     | RestoreFailed

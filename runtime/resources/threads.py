@@ -23,6 +23,7 @@ class RunningThread:
 
     def __init__(self) -> None:
         self.ident = 0
+        self._has_exited = False
         # Held by the thread until it exits.
         self._running = _thread.allocate_lock()
         self._running.acquire()
@@ -35,10 +36,12 @@ class RunningThread:
         Args:
           timeout: the maximum of seconds to wait; None for no limit.
         """
-        has_exited = self._running.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
-        if has_exited:
+        # Not the lock alone: Ctrl-C may come after `acquire`, and keep it held.
+        if not self._has_exited and self._running.acquire(
+            timeout=-1 if timeout is None else max(0.0, timeout)
+        ):
             self._running.release()
-        return has_exited
+        return self._has_exited
 
     def cancel(self) -> bool:
         """Keeps the thread from calling its function; returns False if it has started already."""
@@ -56,6 +59,7 @@ class RunningThread:
         finally:
             # `threading.enumerate` lists the thread for a moment after `join` has returned.
             thread.name = "ended"
+            self._has_exited = True
             self._running.release()
 
 

@@ -45,6 +45,7 @@ from pathways.runtime.resilience.events import (
     RestoreFailed,
     RunEnded,
     SnapshotStarted,
+    StateInvalidated,
     WorkersLeaving,
     WorkersLost,
     WorkersReturned,
@@ -591,6 +592,15 @@ class SimulatedTraining:
             self.copies = {n: (key, c) for n, (key, c) in self.copies.items() if host != c.target}
         self.notify(MemoryLost(host))
 
+    def fail_step(self) -> None:
+        """Has a step fail that has taken over the state."""
+        if self.is_held:
+            return
+        self.has_released = False
+        self.faults += 1
+        self.counts["steps failed"] += 1
+        self.notify(StateInvalidated("step failed"))
+
     def leave(self, island: int) -> None:
         """Requests an island to exit, which it does after a while even if it is not released."""
         if island in self.absent:
@@ -774,6 +784,7 @@ ACTS: Mapping[str, Callable[[SimulatedTraining], None]] = {
     ),
     "restart controller": SimulatedTraining.restart_controller,
     "kill controller": SimulatedTraining.kill_controller,
+    "fail step": SimulatedTraining.fail_step,
 }
 
 
