@@ -62,7 +62,7 @@ def as_same_buffer(state: Any) -> Any:
 
 
 def only_later(state: Any) -> Any:
-    """An array of its own, but for one step."""
+    """An array beside the state, but for one step."""
     return state["n"] if float(state["w"]) == 10 else state["n"] + 0
 
 
