@@ -56,7 +56,7 @@ def nested(state: Any) -> Any:
 
 
 def as_same_buffer(state: Any) -> Any:
-    """Another array, with the same memory."""
+    """An array with the same memory."""
     n = state["n"]
     return jax.device_put(n, n.sharding) if isinstance(n, jax.Array) else n
 
