@@ -236,7 +236,7 @@ def even_of(model: Model, plan: pw.AutoPlan) -> pw.AutoPlan:
         document = json.loads(file.read_text())
         document["cuts"].sort(key=lambda cut: cut["kind"] != "even")
         file.write_text(json.dumps(document))
-        args = plan.loss.args
+        args = plan.args
         return pw.auto(model[0], slices=plan.slices, microbatches=MICROBATCHES, args=args, plan=file)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pathways.compiler.frontend.arguments import Static, conventions_of, join_static, without_handles
+from pathways.compiler.frontend.arguments import conventions_of, join_static, without_handles
 from pathways.compiler.frontend.jax_internals import Tracer, placed_call
 from pathways.compiler.frontend.meshes import NO_MESH, off_mesh, refuse_mesh, results_off_mesh
 from pathways.compiler.frontend.specs import abstract_mesh, checked, flat_specs, positional_only
@@ -150,25 +150,18 @@ class PlacedFunction[**P, R](ProcessBound):
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Binds static arguments; equal ones give the same function object, so that JAX traces it once."""
         dynamic, named, static = self._conventions.split_static(args, kwargs)
-        if jax.config.jax_disable_jit:
-            # A new object, so that JAX traces it again.
-            return self._on_mesh(self._with(static)), dynamic, named
         if not static:
             return self._body, args, kwargs
         key = len(args), static
         if key not in self._with_static:
-            self._with_static[key] = self._on_mesh(self._with(static))
+
+            @functools.wraps(self.fun)
+            def bound(*dynamic: Any, **named: Any) -> Any:
+                full, all_named = join_static(dynamic, named, static)
+                return self.fun(*full, **all_named)
+
+            self._with_static[key] = self._on_mesh(bound)
         return self._with_static[key], dynamic, named
-
-    def _with(self, static: Static) -> Callable[..., Any]:
-        """Returns a new function of the arguments that are not static."""
-
-        @functools.wraps(self.fun)
-        def bound(*dynamic: Any, **named: Any) -> Any:
-            args, kwargs = join_static(dynamic, named, static)
-            return self.fun(*args, **kwargs)
-
-        return bound
 
 
 def _types(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

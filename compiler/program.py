@@ -311,10 +311,8 @@ class Program[**P, R](ProcessBound):
                 yield executable
 
     def _trace(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-        # JAX reuses the trace of an earlier call for the same function.
-        fun = of_sealed(self._fun, self.name) if jax.config.jax_disable_jit else self._traced
         jitted = jax.jit(
-            fun,
+            self._traced,
             static_argnums=self._conventions.static_argnums or None,
             static_argnames=self._conventions.static_argnames or None,
             keep_unused=True,

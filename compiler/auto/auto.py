@@ -95,7 +95,7 @@ def auto(
         bandwidth=bandwidth,
         max_bytes=max_bytes,
     )
-    flat, shapes = flatten_loss(loss, request.args, request.name)
+    flat, shapes = flatten_loss(request.loss, request.args, request.name)
     _check_results(request, shapes)
     search = CutSearch(request, flat, shapes)
     return search.plan() if plan is None else search.again(read_cuts(plan, request, flat))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pathways.compiler.api import jit, program
-from pathways.compiler.auto.cut_loss import CutLoss
+from pathways.compiler.auto.cut_loss import CutLoss, PlannedLoss
 from pathways.compiler.auto.request import AutoRequest
 from pathways.compiler.auto.source import source_of
 from pathways.compiler.auto.tried_cuts import TriedCut, write_cuts
@@ -23,7 +23,8 @@ class AutoPlan(ProcessBound):
     """Loss cut for slices; created by `pw.auto`. `print` shows the cuts that were tried.
 
     Attributes:
-      loss: the loss, to be called in a program with parameters of the plan and a microbatch.
+      loss: the loss, to be called in a program with parameters of the plan and a microbatch. Each program
+        traces it again.
       schedule: the schedule for `pw.program`.
       microbatches: the number of microbatches of a step.
       tried: the cuts that were tried, the chosen one first.
@@ -32,17 +33,18 @@ class AutoPlan(ProcessBound):
 
     def __init__(
         self,
-        loss: CutLoss,
+        cut: CutLoss,
         request: AutoRequest,
         tried: Sequence[TriedCut],
         timeline: Callable[[], Timeline],
         unit: str,
     ) -> None:
-        self.loss = loss
+        self.loss = PlannedLoss(request.loss, cut)
         self.tried = tuple(tried)
         self.schedule = self.tried[0].schedule
         self.microbatches = request.microbatches
         self.unit = unit
+        self._cut = cut
         self._request = request
         self._timeline = timeline
 
@@ -60,16 +62,16 @@ class AutoPlan(ProcessBound):
     def params(self) -> Any:
         """The parameters: a tree of `jax.ShapeDtypeStruct`s, in which a stacked leaf that is cut is a
         tuple."""
-        return self.loss.params
+        return self._cut.params
 
     def __repr__(self) -> str:
-        return f"<pw.auto plan of {self.loss.flat.name}, {len(self.loss.bodies)} stages, {self.schedule}>"
+        return f"<pw.auto plan of {self._cut.flat.name}, {len(self._cut.bodies)} stages, {self.schedule}>"
 
     def __str__(self) -> str:
-        count = len(self.loss.flat.nodes)
+        count = len(self._cut.flat.nodes)
         best = self.tried[0]
         lines = [
-            f"pw.auto of '{self.loss.flat.name}': {count} units, {self.microbatches} microbatches, "
+            f"pw.auto of '{self._cut.flat.name}': {count} units, {self.microbatches} microbatches, "
             f"schedule '{self.schedule}'",
             table([_HEADS, *(_row(cut, self.unit) for cut in self.tried)]),
             "",
@@ -82,7 +84,7 @@ class AutoPlan(ProcessBound):
         return html_table([_HEADS, *(_row(cut, self.unit) for cut in self.tried)])
 
     def _stages(self, best: TriedCut) -> list[tuple[str, ...]]:
-        nodes = self.loss.flat.nodes
+        nodes = self._cut.flat.nodes
         edges = [0, *best.positions, len(nodes)]
         crossing = [0, *best.crossing]
         return [
@@ -94,7 +96,7 @@ class AutoPlan(ProcessBound):
                 size(crossing[n]),
                 nodes[edges[n]].line,
             )
-            for n, slice in enumerate(self.loss.slices)
+            for n, slice in enumerate(self._cut.slices)
         ]
 
     def split(self, tree: Any) -> Any:
@@ -106,7 +108,7 @@ class AutoPlan(ProcessBound):
         Raises:
           TypeError: the tree has none of them.
         """
-        return self.loss.blocks.split(tree)
+        return self._cut.blocks.split(tree)
 
     def merge(self, tree: Any) -> Any:
         """Returns the inverse of `split`, for checkpoints and other cuts; leaves that were cut are fetched to
@@ -115,7 +117,7 @@ class AutoPlan(ProcessBound):
         Raises:
           TypeError: the tree has no parameters of the plan.
         """
-        return self.loss.blocks.merge(tree)
+        return self._cut.blocks.merge(tree)
 
     def init(self, init: Callable[..., Any], *args: Any) -> Any:
         """Computes the parameters of the plan, each on the slice of the first stage that reads it.
@@ -127,7 +129,7 @@ class AutoPlan(ProcessBound):
         Raises:
           TypeError: it returns other parameters than those of the plan.
         """
-        wanted = self.loss.args[0]
+        wanted = self._cut.args[0]
         initialised = jax.eval_shape(init, *args)
         structure: Any = jax.tree.structure(wanted)
         if structure != jax.tree.structure(initialised):
@@ -142,8 +144,8 @@ class AutoPlan(ProcessBound):
                     f"'{symbol_of(init)}' returns {leaf.dtype}{list(leaf.shape)} at "
                     f"{jax.tree_util.keystr(path)}, but the plan is for {like.dtype}{list(like.shape)}"
                 )
-        blocks = self.loss.blocks
-        homes = [self.loss.slices[stage] for stage in blocks.homes]
+        blocks = self._cut.blocks
+        homes = [self._cut.slices[stage] for stage in blocks.homes]
         numbers = {
             slice: [n for n, home in enumerate(homes) if home is slice] for slice in dict.fromkeys(homes)
         }
@@ -170,8 +172,8 @@ class AutoPlan(ProcessBound):
 
     @property
     def constants(self) -> tuple[Any, ...]:
-        """The arrays that the loss closes over, as arguments of the function in `source`."""
-        return tuple(self.loss.flat.constants.values())
+        """The arrays that the loss closed over when it was cut, as arguments of the function in `source`."""
+        return tuple(self._cut.flat.constants.values())
 
     def source(self) -> str:
         """Returns Python code that cuts the loss in the same way: a function `cut_loss` of slices, with
@@ -182,7 +184,7 @@ class AutoPlan(ProcessBound):
         Raises:
           ProgramError: an operation cannot be written, such as a function with a derivative of its own.
         """
-        return source_of(self.loss)
+        return source_of(self._cut)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cut and the schedule as JSON; `pw.auto(..., plan=path)` uses them without a search.
@@ -193,7 +195,7 @@ class AutoPlan(ProcessBound):
         Raises:
           OSError: the file cannot be written.
         """
-        write_cuts(path, self.tried, self._request, self.loss.flat)
+        write_cuts(path, self.tried, self._request, self._cut.flat)
 
     def timeline(self) -> Timeline:
         """Returns the simulated step of the chosen cut under its schedule: forward, backward, sums of

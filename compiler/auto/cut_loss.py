@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pathways.compiler.api import jit
+from pathways.compiler.api import jit, program
 from pathways.compiler.auto.blocks import Blocks, blocks_of
-from pathways.compiler.auto.flat_loss import FlatLoss, is_variable
+from pathways.compiler.auto.flat_loss import FlatLoss, flatten_loss, is_variable
 from pathways.compiler.auto.stage_bodies import StageBody, stage_bodies
 from pathways.compiler.auto.stage_function import stage_function
+from pathways.compiler.frontend.trace_state import active_trace
 from pathways.compiler.frontend.trees import name_of
+from pathways.compiler.lower.phases import ProgramError
 from pathways.runtime.resources.virtual import VirtualSlice
 
 
@@ -110,6 +112,63 @@ class CutLoss:
                 "microbatches of the size of pw.accumulate"
             )
         raise TypeError(message)
+
+
+class PlannedLoss:
+    """Loss of a plan: each program traces it again, and cuts that trace as the plan does.
+
+    Called alone it is a program, which is traced again when functions of `jax.jit` are.
+
+    Args:
+      loss: the user's loss.
+      cut: the loss as the plan cuts it.
+    """
+
+    def __init__(self, loss: Callable[..., Any], cut: CutLoss) -> None:
+        self._loss = loss
+        self._cut = cut
+        self.__name__ = cut.flat.name
+
+        def alone(params: Any, *args: Any) -> Any:
+            return self(params, *args)
+
+        alone.__name__ = self.__name__
+        self._alone = program(alone)
+
+    def __call__(self, params: Any, *args: Any) -> Any:
+        """Returns the results of the loss for parameters of the plan and a microbatch.
+
+        Raises:
+          ProgramError: the loss has not the operations for which it was cut.
+          TypeError: an argument has another type than those for which it was cut.
+        """
+        if active_trace.program is None:
+            return self._alone(params, *args)
+        cut = self._cut
+        flat, shapes = flatten_loss(self._loss, cut.args, cut.flat.name)
+        if flat.operations != cut.flat.operations:
+            raise self._changed(flat)
+        again = CutLoss(flat, cut.args, shapes, cut.positions, cut.slices)
+        if again.blocks.edges != cut.blocks.edges:
+            raise self._changed(flat)
+        return again(params, *args)
+
+    def _changed(self, flat: FlatLoss) -> ProgramError:
+        """Returns the error of a loss with other operations, or parts of parameters, than the plan's."""
+        old, new = self._cut.flat, flat
+        pairs = enumerate(zip(new.operations, old.operations, strict=False))
+        n = next((n for n, (now, then) in pairs if now != then), min(len(new.nodes), len(old.nodes)))
+        found, planned = (
+            f"'{loss.nodes[n].equation.primitive.name}' at {loss.nodes[n].line}"
+            if n < len(loss.nodes)
+            else "none"
+            for loss in (new, old)
+        )
+        return ProgramError(
+            f"the loss of pw.auto of '{old.name}' has other operations than when it was cut: unit {n} is "
+            f"{found}, and was {planned}; a value that it captures or a JAX setting has changed: make a plan "
+            "with it"
+        )
 
 
 def _type(shape: Sequence[int], dtype: Any) -> str:

@@ -137,6 +137,11 @@ class FlatLoss:
         return stacked, (params["start_indices"][0], params["limit_indices"][0])
 
     @functools.cached_property
+    def operations(self) -> list[tuple[str, int | None]]:
+        """The operation of each node, and its iteration."""
+        return [(node.equation.primitive.name, node.iteration) for node in self.nodes]
+
+    @functools.cached_property
     def parameters_set(self) -> frozenset[Variable]:
         """The parameters."""
         return frozenset(self.parameters)
@@ -148,7 +153,7 @@ def is_variable(atom: Any) -> bool:
 
 
 def flatten_loss(loss: Callable[..., Any], args: tuple[Any, ...], name: str) -> tuple[FlatLoss, Any]:
-    """Traces a loss and flattens it to nodes; also returns the structure of its results, and their types.
+    """Traces a loss anew and flattens it to nodes; also returns the types of its results, in their structure.
 
     Args:
       loss: the function.
@@ -158,9 +163,10 @@ def flatten_loss(loss: Callable[..., Any], args: tuple[Any, ...], name: str) -> 
     Raises:
       ProgramError: the loss has effects, or calls a placed function.
     """
-    # A placed call in the loss is then recognised as one.
-    with tracing(name):
-        closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+    # A placed call in the loss is then recognised as one. Under `disable_jit` loops over layers are unrolled.
+    with tracing(name), jax.disable_jit(False):
+        # A new function, because JAX reuses the trace of an earlier one.
+        closed, shapes = jax.make_jaxpr(lambda *args: loss(*args), return_shape=True)(*args)
     for metadata in jax_internals.metadata_of_calls(closed.jaxpr):
         what = "pw.accumulate" if "pw.slice" not in metadata else f"'{metadata.get('pw.name', '?')}', placed"
         _refuse(name, what, closed)

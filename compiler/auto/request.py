@@ -24,6 +24,7 @@ class AutoRequest:
     """Checked arguments of `pw.auto`.
 
     Attributes:
+      loss: the loss.
       name: the name of the loss.
       slices: the slices.
       microbatches: the number of microbatches.
@@ -37,6 +38,7 @@ class AutoRequest:
       max_bytes: the limit of bytes alive on a slice; None for no limit.
     """
 
+    loss: Callable[..., Any]
     name: str
     slices: tuple[VirtualSlice, ...]
     microbatches: int
@@ -87,6 +89,7 @@ def read_auto_request(
         )
     checked = _slices(what, slices)
     return AutoRequest(
+        loss,
         name,
         checked,
         microbatches,

@@ -64,12 +64,14 @@ class TraceState(threading.local):
 
 active_trace = TraceState()
 
-_in_program = jax.make_user_context(False)
+_in_program: Any = jax.make_user_context(False)
 """Context that separates JAX's caches: outside of programs, the marks of `pw.accumulate` compute nothing."""
 
 
 @contextlib.contextmanager
 def tracing(program: str) -> Iterator[None]:
     """Marks that this thread traces a program, to which calls of placed functions are added meanwhile."""
-    with _in_program(True), active_trace.set(program=program, calls=0, placed=False, loop=None):
+    # Under `disable_jit` a new value, for which JAX has no trace of the functions in the program.
+    separate = _in_program(object() if jax.config.jax_disable_jit else True)
+    with separate, active_trace.set(program=program, calls=0, placed=False, loop=None):
         yield

@@ -241,6 +241,49 @@ def test_auto_refuses_slices_with_replicas() -> None:
         pw.auto(mlp_loss, slices=two, microbatches=4, args=(init_mlp(jax.random.key(0)), numbers(1, 16)))
 
 
+def test_auto_loss_has_values_and_settings_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, batch = init_mlp(jax.random.key(0)), numbers(1, 16)
+    plan = pw.auto(noisy_loss, slices=slices(2), microbatches=4, args=(params, batch), schedules=("1f1b",))
+
+    def step(loss: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda params, batch: pw.accumulate(loss, 1)(params, batch)
+
+    ours, theirs = pw.program(step(plan.loss)), jax.jit(step(noisy_loss))
+    before = ours(params, batch)
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        assert before != pytest.approx(theirs(params, batch))
+        assert ours(params, batch) == pytest.approx(theirs(params, batch))
+    with jax.default_matmul_precision("highest"):
+        lowered = pw.program(step(jax.value_and_grad(plan.loss))).lower(params, batch)
+        reference = jax.jit(step(jax.value_and_grad(noisy_loss))).lower(params, batch)
+        assert lowered.as_text("imported").count("HIGHEST") == reference.as_text().count("HIGHEST")
+
+    monkeypatch.setitem(captured, "scale", 3.0)
+    assert ours(params, batch) == before, "as a function of jax.jit"
+    assert plan.loss(params, batch) == pytest.approx(3 * before)
+    assert pw.program(step(plan.loss))(params, batch) == pytest.approx(3 * before)
+    with jax.disable_jit():
+        assert ours(params, batch) == pytest.approx(3 * before)
+
+    monkeypatch.setitem(captured, "absolute", True)
+    line = r"at .*test_auto.py:.* \(noisy_loss\)"
+    message = (
+        f"'noisy_loss' has other operations .* unit [0-9]+ is 'abs' {line}, and was 'mul' {line}; a value"
+    )
+    with pytest.raises(pw.ProgramError, match=message):
+        pw.program(step(plan.loss))(params, batch)
+
+
+captured = {"scale": 1.0, "absolute": False}
+
+
+def noisy_loss(params: Any, batch: Any) -> jax.Array:
+    for w in params:
+        batch = jnp.tanh(batch @ w)
+    batch += jax.random.normal(jax.random.key(3), batch.shape)
+    return (abs(batch) if captured["absolute"] else batch * captured["scale"]).mean()
+
+
 def test_auto_names_arguments_unlike_plan() -> None:
     params = init_mlp(jax.random.key(0))
     args = params, (numbers(1, 16), numbers(1, 16))

@@ -86,7 +86,6 @@ def test_hosts_run_linear_algebra(devices):
     assert_close(pw.program(lambda x: f(x))(W), jax.jit(factor)(W), 1e-5)
 
 
-@pytest.mark.feature("hosts", "hosts")
 def test_hosts_trace_again_as_jax_does(devices):
     """For a static argument that was changed in place, after `jax.clear_caches`, under `jax.disable_jit`."""
     pw.connect(hosts=1)
