@@ -7,17 +7,12 @@ Orbax reads and writes the same folders without us. It is an extra: `pip install
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import fnmatch
 import functools
 import json
-import logging
 import os
-import tempfile
-import threading
 from collections.abc import Awaitable, Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -25,7 +20,6 @@ import numpy as np
 
 from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.data.host_checkpoints import (
-    CheckpointFailedError,
     HostSave,
     RestoredLeaf,
     SnapshotArray,
@@ -33,8 +27,8 @@ from pathways.compiler.data.host_checkpoints import (
     saved_by_hosts,
     wanted_on_hosts,
 )
+from pathways.compiler.data.saving import PendingSave, Saving, save_error
 from pathways.compiler.stages import Bound
-from pathways.runtime.hosts.client import connect
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.connect import controller
@@ -45,7 +39,6 @@ from pathways.runtime.xla.tracebacks import boundary
 _STATE, _DATA = "state", "data"
 """Orbax's names for the tree and for the position of the input."""
 
-_WRITERS_SECONDS = 60.0
 _REMOVED = ".removed"
 """Suffix of the names of checkpoints that are being removed."""
 
@@ -54,70 +47,6 @@ _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 _AS_ARRAYS = (bool, complex, np.generic)
 """Numbers that are saved as arrays without dimensions: Orbax rejects them, or does not know their types."""
-
-log = logging.getLogger("pathways")
-
-
-class Saving:
-    """Save in progress.
-
-    Attributes:
-      step: the step that is saved.
-      path: its folder, which appears when it is complete.
-    """
-
-    def __init__(
-        self, step: int, path: str, response: Any, keep: int | None = None, of_hosts: HostSave | None = None
-    ) -> None:
-        self.step = step
-        self.path = path
-        self._response = response
-        # None after other checkpoints have been removed.
-        self._keep = keep
-        self._removing = threading.Lock()
-        self._of_hosts = of_hosts
-        # Whether a caller has waited for it, and got its error.
-        self.is_reported = False
-
-    def __repr__(self) -> str:
-        return f"<checkpoint of step {self.step} in {self.path}>"
-
-    def wait(self) -> None:
-        """Waits until the checkpoint is written.
-
-        Raises:
-          OSError: it cannot be written; there is no checkpoint of this step then.
-        """
-        self.is_reported = True
-        try:
-            self._response.result()
-        except Exception as error:
-            _wait_for_writers()
-            if self._of_hosts is not None:
-                self._of_hosts.drop()
-            text = f"the checkpoint of step {self.step} in {self.path} was not saved: {error}"
-            failed = CheckpointFailedError(text)
-            if isinstance(error, OSError):
-                failed.errno, failed.filename = error.errno, error.filename
-            # Without all frames of Orbax if the message explains the error.
-            raise failed from error.__cause__ if isinstance(error, CheckpointFailedError) else error
-        with self._removing:
-            keep, self._keep = self._keep, None
-            if keep is not None:
-                _remove_old(_folder(self.path).parent, keep)
-
-
-def _wait_for_writers() -> None:
-    """Waits for threads in which Orbax continues a save that has failed, for up to a minute.
-
-    Orbax raises the first error at once, and the next save of the same step writes to files of the same
-    names.
-    """
-    for thread in threading.enumerate():
-        if type(thread).__module__.startswith("orbax.") and thread is not threading.current_thread():
-            # The error of the thread was raised already.
-            with contextlib.suppress(Exception):
-                thread.join(_WRITERS_SECONDS)
 
 
 @boundary
@@ -134,7 +63,8 @@ def save(
 
     The folder appears at once when all of it is written; a process that exits before, for whatever reason,
     leaves the older checkpoints. The end of the program waits for saves in progress, and so do the next save,
-    `restore`, `latest`, `pw.disconnect`, and a `pw.connect` to other devices. The arrays may be donated and
+    `restore`, `latest`, `pw.disconnect`, and a `pw.connect` to other devices. A program whose last save
+    failed exits with 1, unless `wait` or a later call has raised the error. The arrays may be donated and
     deleted at once. On CPU a step that donates them while they are written copies them, which takes time and,
     for as long as the save, their memory once more.
 
@@ -161,7 +91,7 @@ def save(
       ValueError: a leaf has no elements, two have the same name once their keys are joined with dots, the
         tree has no leaves, the path has brackets, the step is negative, or `keep` below one.
       FileExistsError: the checkpoint exists already.
-      OSError: an earlier save failed.
+      OSError: the folder cannot be created, or an earlier save failed.
     """
     orbax = _orbax()
     if isinstance(step, bool) or not isinstance(step, int | np.integer):
@@ -186,21 +116,25 @@ def save(
     if data is not None:
         # Before anything is written: a failure later on leaves threads that go on writing.
         items[_DATA] = _InputPosition(data, _text(data))
-    with _starting:
+    with _pending.starting:
         _pending.wait()
         # After the wait: the pending save may be of this step, and its folder appears when it is complete.
         if folder.exists():
             raise FileExistsError(f"pw.checkpoint: there is a checkpoint of step {step} already: {folder}")
-        _make(folder)
+        if "://" not in os.fspath(path):
+            folder.parent.mkdir(parents=True, exist_ok=True)
         items[_STATE], of_hosts = saved_by_hosts(items[_STATE], hosts)
         try:
-            with _context(orbax, path, compress, of_hosts):
+            with _context(orbax, compress, of_hosts):
                 response = orbax.save_checkpointables_async(folder, items)
-        except BaseException:
+        except BaseException as error:
             if of_hosts is not None:
                 of_hosts.drop()
+            if isinstance(error, OSError):
+                raise save_error(int(step), str(folder), error) from None
             raise
-        saving = Saving(int(step), str(folder), response, keep, of_hosts)
+        remove_old = None if keep is None else functools.partial(_remove_old, folder.parent, keep)
+        saving = Saving(int(step), str(folder), response, remove_old, of_hosts)
         _pending.add(saving)
     return saving
 
@@ -351,56 +285,7 @@ class _InputPosition:
         return f"process_{jax.process_index()}-of-{jax.process_count()}.json"
 
 
-class _Pending:
-    """The one save that may be in progress."""
-
-    def __init__(self) -> None:
-        self._saving: Saving | None = None
-        # Held by the caller that waits: no other may take an incomplete save for a complete one.
-        self._waiting = threading.Lock()
-        self._waits_at_exit = False
-
-    def wait(self) -> None:
-        """Waits for the save.
-
-        Raises:
-          OSError: it failed.
-        """
-        with self._waiting:
-            saving = self._saving
-            if saving is None:
-                return
-            # Read before `wait` sets it: an error that a caller has received is not raised again here.
-            was_reported, failure = saving.is_reported, None
-            try:
-                saving.wait()
-            except OSError as error:
-                failure = error
-            self._saving = None
-        if failure is not None and not was_reported:
-            raise failure
-
-    def add(self, saving: Saving) -> None:
-        """Adds a save."""
-        self._saving = saving
-        if not self._waits_at_exit:
-            self._waits_at_exit = True
-            # Orbax starts threads while it writes, and Python starts none any more during `atexit`.
-            threading._register_atexit(self._wait_at_end)  # type: ignore[attr-defined]
-            # Hosts stay connected until all is written.
-            connect.before_end.append(self._wait_at_end)
-
-    def _wait_at_end(self) -> None:
-        try:
-            self.wait()
-        except OSError as error:
-            log.error("%s", error)
-
-
-_pending = _Pending()
-
-_starting = threading.Lock()
-"""Held while a save starts, so that saves start one at a time."""
+_pending = PendingSave()
 
 
 def _orbax() -> Any:
@@ -412,7 +297,7 @@ def _orbax() -> Any:
         raise ImportError(
             "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]"
         ) from error
-    filter_log()
+    filter_log(_pending.is_active)
     return orbax
 
 
@@ -432,36 +317,18 @@ def _hosts_for(path: str | os.PathLike[str]) -> Client | None:
     return None if "://" in os.fspath(path) else controller()
 
 
-def _make(folder: Any) -> None:
-    """Creates the folder around that of a checkpoint, and checks that it accepts a name like the
-    checkpoint's.
-
-    Orbax, which creates folders in the background, fails after minutes only.
-
-    Raises:
-      OSError: it cannot be created, or accepts no such folder.
-    """
-    if "://" not in os.fspath(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Orbax appends about as much to the name while it writes.
-        Path(tempfile.mkdtemp(prefix=f".{folder.name}.orbax-check", dir=folder.parent)).rmdir()
-
-
-def _context(
-    orbax: Any, path: str | os.PathLike[str], compress: bool | None, of_hosts: HostSave | None
-) -> contextlib.AbstractContextManager[Any]:
+def _context(orbax: Any, compress: bool | None, of_hosts: HostSave | None) -> Any:
     """Returns the context in which Orbax writes."""
     if of_hosts is not None:
         from pathways.compiler.data.orbax_handlers import context_of_hosts
 
-        return context_of_hosts(compress=compress)
-    if compress is None and "://" not in os.fspath(path):
-        return contextlib.nullcontext()
-    context = orbax.Context()
-    # `_make` does not check remote storage: its errors appear at once if Orbax creates the folder at once.
-    context.asynchronous.create_directories_asynchronously = "://" not in os.fspath(path)
-    if compress is not None:
-        context.array.saving.use_compression = compress
+        context = context_of_hosts(compress=compress)
+    else:
+        context = orbax.Context()
+        if compress is not None:
+            context.array.saving.use_compression = compress
+    # In the background, an error of it would leave threads that wait for the folder, for minutes.
+    context.asynchronous.create_directories_asynchronously = False
     return context
 
 

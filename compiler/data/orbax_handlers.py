@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,14 +182,23 @@ def restored_by_hosts(folder: Any, wanted: Any) -> Any:
 class _LogFilter(logging.Filter):
     """Filter of Orbax's log records that are of no use to a user of `pw.checkpoint`.
 
-    Orbax logs errors that it also raises, with all of its frames, and the removal of the remains of an
-    interrupted save, which `save` promises.
+    Orbax logs errors that it also raises, in each of its threads and with all of its frames, and the removal
+    of the remains of an interrupted save, which `save` promises.
+
+    Args:
+      is_saving: returns whether `pw.checkpoint` saves. Errors of the program's own saves by Orbax are logged.
     """
+
+    def __init__(self, is_saving: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_saving = is_saving
 
     def filter(self, record: logging.LogRecord) -> bool:
         if str(record.msg).startswith("Attempted to create temporary directory"):
             return False
         error = record.exc_info[1] if record.exc_info else None
+        if error is not None and self._is_saving() and "_SignalingThread" in str(record.msg):
+            return False
         while error is not None:
             if isinstance(error, CheckpointFailedError):
                 return False
@@ -197,8 +206,12 @@ class _LogFilter(logging.Filter):
         return True
 
 
-def filter_log() -> None:
-    """Adds the filter to Orbax's logger."""
+def filter_log(is_saving: Callable[[], bool]) -> None:
+    """Adds the filter to Orbax's logger.
+
+    Args:
+      is_saving: see `_LogFilter`.
+    """
     log = logging.getLogger("absl")
     if not any(isinstance(one, _LogFilter) for one in log.filters):
-        log.addFilter(_LogFilter())
+        log.addFilter(_LogFilter(is_saving))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +346,31 @@ def test_checkpoint_save_refuses_a_folder_that_cannot_be_created(tmp_path: Path)
         pw.checkpoint.save(tmp_path, {"n": 1}, 10**240)
 
 
+def test_checkpoint_save_refuses_a_folder_without_inodes_at_once(tmp_path, monkeypatch, caplog):
+    """Orbax in the background would wait for the folder for minutes, and log the error of each thread."""
+    create, full = os.mkdir, "2.orbax-checkpoint-tmp"
+
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        if full in os.fspath(path):
+            raise OSError(errno.ENOSPC, "No space left on device", os.fspath(path))
+        create(path, *args, **kwargs)
+
+    pw.checkpoint.save(tmp_path, {"w": jnp.ones(3)}, 1)
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(OSError, match=rf"step 2 in {tmp_path}/2 was not saved: .*No space") as error:
+        pw.checkpoint.save(tmp_path, {"w": jnp.ones(3)}, 2)
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(tmp_path / full))
+    assert pw.checkpoint.latest(tmp_path) == 1
+    # Of the second folder that Orbax creates for a step.
+    full = "3.orbax-checkpoint-tmp/state"
+    with pytest.raises(OSError, match=r"step 3 .* was not saved: .*No space"):
+        pw.checkpoint.save(tmp_path, {"w": jnp.ones(3)}, 3)
+    assert caplog.messages == []
+    monkeypatch.undo()
+    pw.checkpoint.save(tmp_path, {"w": jnp.ones(3)}, 3)
+    assert pw.checkpoint.latest(tmp_path) == 3
+
+
 WITHOUT = """
 import sys
 sys.modules["orbax"] = None
@@ -400,6 +429,56 @@ def test_checkpoint_is_saved_before_the_process_exits(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1\n2\n", "")
     assert saved(tmp_path, 2) == 2
+
+
+FAILS = """
+import atexit, contextlib, resource, signal, sys, threading, time
+import numpy as np
+import pathways as pw
+
+end, path = sys.argv[1:]
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # As a full disk.
+atexit.register(print, "exit handler")
+threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
+pw.connect(hosts=1) if end == "on hosts" else pw.connect(cpu_devices=1)
+one = pw.make_virtual_device_set().add_slice((1,), ("x",))
+state = pw.program(pw.jit(lambda x: (x + 1, x + 2), devices=one))(np.ones(1 << 20, np.float32))
+saving = pw.checkpoint.save(path, state, 1, compress=False)
+if end == "waits":
+    with contextlib.suppress(OSError):
+        saving.wait()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("end", ["exits", pytest.param("on hosts", marks=pytest.mark.hosts), "waits"])
+def test_checkpoint_that_fails_at_the_end_is_the_exit_status(tmp_path: Path, end: str) -> None:
+    """Unless the program has received the error. Exit handlers and threads run to their ends either way."""
+    command = [sys.executable, "-W", "error", "-c", FAILS, end, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (int(end != "waits"), "thread\nexit handler\n")
+    errors = [line for line in done.stderr.splitlines() if " pjrt_client.cc" not in line]
+    if end == "waits":
+        assert errors == []
+    else:
+        assert f"step 1 in {tmp_path}/1 was not saved: " in errors[-1]
+        assert "[Errno 27] File too large" in errors[-1]
+        assert len(errors) == 1 + (end == "on hosts")
+
+
+@pytest.mark.process
+def test_checkpoint_is_none_of_a_forked_process(tmp_path: Path) -> None:
+    """The process calls Pathways and exits without waiting for threads of its parent."""
+    pw.checkpoint.save(tmp_path, {"w": np.ones(1 << 22)}, 1)
+    with warnings.catch_warnings(action="ignore"):  # JAX warns of its threads.
+        child = os.fork()
+    if not child:
+        signal.alarm(60)
+        pw.checkpoint.latest(tmp_path)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pw.checkpoint.latest(tmp_path) == 1
 
 
 def test_save_says_nothing_of_what_an_interrupted_one_has_left(tmp_path, caplog):

@@ -252,8 +252,15 @@ def _errors_of_system(folder: str) -> Any:
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        found = re.search(r"os_error_code='(\d+)'|OS error (\d+)", str(error))
-        if found is None:
+        if (of_system := system_error(error, folder)) is None:
             raise
-        number = int(found[1] or found[2])
-        raise OSError(number, os.strerror(number), folder) from None
+        raise of_system from None
+
+
+def system_error(error: Exception, folder: str) -> OSError | None:
+    """Returns the operating system's error in an error of tensorstore about a folder; None for others."""
+    found = re.search(r"os_error_code='(\d+)'|OS error (\d+)", str(error))
+    if isinstance(error, OSError) or found is None:
+        return None
+    number = int(found[1] or found[2])
+    return OSError(number, os.strerror(number), folder)
