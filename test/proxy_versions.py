@@ -9,6 +9,7 @@ compiles the same program. An error that local devices raise, too, is no differe
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -78,6 +79,19 @@ def reshard() -> Any:
 
 
 # In a process of the project's release.
+
+
+def unlisted_calls(python: str) -> set[str]:
+    """Returns the custom calls of a Python's JAX that are in no list of ours."""
+    from pathways.runtime.bundle.custom_calls import CLIENT_CALLS, REFUSED_CALLS
+
+    listed = CLIENT_CALLS | REFUSED_CALLS.keys()
+    command = [python, SUPPORT / "custom_calls_of_jax.py"]
+    done = subprocess.run(
+        command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, timeout=TIMEOUT_S, check=True
+    )
+    _, names = json.loads(done.stdout)
+    return {name for name in names if not {name, name.replace("cu", "hip", 1)} & listed}
 
 
 def results_of(python: str, environment: Mapping[str, str], folder: Path) -> tuple[str, dict[str, Any]]:
@@ -161,7 +175,10 @@ def main(pythons: Sequence[str]) -> int:
                 )
                 for line in lines:
                     print(f"  {line}")
-                failed = failed or bool(lines)
+                unlisted = unlisted_calls(python)
+                if unlisted:
+                    print(f"  custom calls in no list of runtime/bundle/custom_calls.py: {sorted(unlisted)}")
+                failed = failed or bool(lines) or bool(unlisted)
         finally:
             server.terminate()
             server.wait(60)

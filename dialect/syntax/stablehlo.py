@@ -7,6 +7,9 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect.operations.bindings import run_mlir_passes
 
+_OF_SHARDY = (b"xla.sdy.meshes", b"xla.sdy.sharding")
+"""Names of attributes with which portable artifacts of earlier releases have the shardings of Shardy."""
+
 
 def parse_module(data: bytes, context: ir.Context, *, is_artifact: bool = False) -> ir.Module:
     """Parses a module of any dialect that a context knows.
@@ -33,8 +36,10 @@ def parse_module(data: bytes, context: ir.Context, *, is_artifact: bool = False)
             if not is_artifact:
                 return ir.Module.parse(data)
             module = stablehlo.deserialize_portable_artifact(context, data)
-            # XLA reads the attributes of shardings, too, but takes them for those of a stale export.
-            run_mlir_passes("xla-sdy-round-trip-import-shardy-attrs", module)
+            # XLA reads the attributes of shardings, too, but takes them for those of a stale export. The pass
+            # removes shardings of GSPMD, the only ones of a function that was exported without Shardy.
+            if any(name in data for name in _OF_SHARDY):
+                run_mlir_passes("xla-sdy-round-trip-import-shardy-attrs", module)
             return module
     except (ir.MLIRError, ValueError) as error:
         raise ValueError(problems[0] if problems else str(error)) from None

@@ -30,66 +30,13 @@ from pathways.dialect.verification.wellformed import type_problem
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.schedule.verify_schedule import VerifySchedule
+from pathways.runtime.bundle.custom_calls import BUNDLE_CALLS, problem_of_call, refusal, refused_in
 from pathways.runtime.bundle.file import PROGRAM, Bundle
 from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError, Constant, Leaf
 from pathways.runtime.plan.lower import array_type, plan_of
 from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Result
 from pathways.runtime.plan.stored import Stored, StoredComputation
 from pathways.runtime.plan.sub_programs import SubProgramCalls, calls_of
-
-_LAPACK = ("potrf", "geqrf", "geev", "gees", "gehrd", "geqp3", "gesdd", "gesvd", "getrf", "gtsv", "trsm")
-_LAPACK_REAL = ("orgqr", "ormqr", "syevd", "sytrd")
-_LAPACK_COMPLEX = ("ungqr", "unmqr", "heevd", "hetrd")
-
-_IDENTITIES = (
-    "Sharding",
-    "annotate_device_placement",
-    "xla.sdy.FuncResultSharding",
-    "xla.sdy.PropagationBarrier",
-)
-"""Custom calls that mark a value: one operand, one result, one type. XLA assumes that without a check."""
-
-CUSTOM_CALLS = frozenset(
-    [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("sdcz", _LAPACK)]
-    + [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("sd", _LAPACK_REAL)]
-    + [f"lapack_{kind}{routine}_ffi" for kind, routine in itertools.product("cz", _LAPACK_COMPLEX)]
-    + [
-        f"{vendor}solver_{routine}_ffi"
-        for vendor, routine in itertools.product(
-            ("cu", "hip"),
-            (
-                "getrf",
-                "geqrf",
-                "orgqr",
-                "ormqr",
-                "potrf",
-                "geev",
-                "syevd",
-                "gesvd",
-                "gesvdj",
-                "gesvdp",
-                "sytrd",
-                "syrk",
-            ),
-        )
-    ]
-    + [
-        "tridiagonal_solve_perturbed_ffi",
-        "hipsolver_gesdd_ffi",
-        "cusparse_gtsv2_ffi",
-        "cu_threefry2x32_ffi",
-        "hip_threefry2x32_ffi",
-    ]
-    + ["cu_lu_pivots_to_permutation", "hip_lu_pivots_to_permutation"]
-    # Linear algebra and selection on TPU.
-    + ["Eigh", "Qr", "ProductOfElementaryHouseholderReflectors", "LuDecomposition", "ApproxTopK"]
-    # Markers that XLA itself removes: shardings, and the bounds of manual computations.
-    + [*_IDENTITIES, "SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.ShardingGroup"]
-    + ["xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"]
-    + ["local_xla.sdy.GlobalToLocalShape", "local_xla.sdy.LocalToGlobalShape"]
-)
-"""The custom calls that an untrusted computation may use: those that `jax.numpy` and `jax.lax` lower to, but
-none that runs code from the file (Pallas kernels) or calls into Python."""
 
 _FRONTEND = "mhlo.frontend_attributes"
 _DIALECTS = ("builtin", "func", "stablehlo")
@@ -295,6 +242,7 @@ def problem_of(
     module: ir.Module,
     holder: str = "a bundle",
     dialects: Collection[str] = _DIALECTS,
+    calls: Collection[str] = BUNDLE_CALLS,
     advice: str = "; if you trust where the bundle comes from, load it with trust=True (--trust)",
 ) -> str | None:
     """Returns the problem of an untrusted computation that could make XLA crash, hang or run other code.
@@ -303,14 +251,18 @@ def problem_of(
       module: StableHLO.
       holder: the name of what the computation came in, for messages.
       dialects: the dialects that it may use.
+      calls: the custom calls that it may make.
       advice: the remedy for a call that is not allowed.
 
     Returns:
       The end of a sentence about the computation; None if it has no problem.
     """
     # First: the checks below read names and strings, which the bindings cannot decode otherwise.
-    if not is_text(printed(module)):
-        return "holds a name or a string that is not UTF-8 text"
+    text = printed(module)
+    if not is_text(text):
+        # Some calls have pointers among their strings.
+        refused = refused_in(text)
+        return f"{refusal(refused)}{advice}" if refused else "holds a name or a string that is not UTF-8 text"
     names = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -326,13 +278,13 @@ def problem_of(
             return f"has a function without a body: @{symbol_name(function)}"
     if _calls_itself(module):
         return "has a function that calls itself"
-    for target in sorted(custom_calls(module) - CUSTOM_CALLS):
-        return f"calls {target[:100]!r}, which is not among the calls that JAX makes by itself{advice}"
-    return _problem_of_shardings(module)
+    for target in sorted(custom_calls(module).difference(calls)):
+        return f"{refusal(target)}{advice}"
+    return _problem_of_values(module)
 
 
-def _problem_of_shardings(module: ir.Module) -> str | None:
-    """Returns the problem of markers and attributes of shardings, which XLA reads without MLIR's checks."""
+def _problem_of_values(module: ir.Module) -> str | None:
+    """Returns the problem of custom calls and of attributes of shardings, which XLA reads without checks."""
     operations: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -341,10 +293,9 @@ def _problem_of_shardings(module: ir.Module) -> str | None:
 
     module.operation.walk(visit)
     for op in operations:
-        target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
-        types = [[value.type for value in values] for values in (op.operands, op.results)]
-        if target in _IDENTITIES and (len(types[0]) != 1 or types[0] != types[1]):
-            return f"calls {target!r} on anything but one value"
+        problem = problem_of_call(op) if op.name == "stablehlo.custom_call" else None
+        if problem is not None:
+            return problem
         for text in _shardings(op):
             try:
                 ir.Attribute.parse(text, module.context)

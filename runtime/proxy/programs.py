@@ -16,6 +16,7 @@ from jax.experimental.layout import Layout
 from jaxlib.mlir import ir
 
 from pathways.dialect.operations.operation import printed
+from pathways.runtime.bundle.custom_calls import CLIENT_CALLS
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.compiled_program import CompiledProgram
@@ -29,6 +30,7 @@ from pathways.runtime.proxy.devices import (
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
 from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
+from pathways.runtime.proxy.sparse_calls import bound_sparse_indices
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
 from pathways.runtime.xla.launch_order import launch_order
@@ -255,7 +257,7 @@ _MAX_SPLIT_COUNT = 1024
 
 
 def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _DIALECTS) -> None:
-    """Checks that the server may compile a module, and initializes LAPACK if the module calls it.
+    """Checks that the server may compile a module, and prepares its custom calls.
 
     Args:
       module: the module.
@@ -265,11 +267,12 @@ def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _
     Raises:
       StatusError: the server must not compile it.
     """
-    problem = problem_of(module, "a program", dialects, advice=", which are all that the server runs")
+    problem = problem_of(module, "a program", dialects, CLIENT_CALLS, advice="")
     if problem is not None:
         raise StatusError(StatusCode.UNIMPLEMENTED, f"the program {problem}")
     _check_shapes(module, platform)
     _check_meshes(module)
+    bound_sparse_indices(module)
     if any(call.startswith("lapack_") for call in custom_calls(module)):
         pjrt.initialize_lapack()
 

@@ -24,7 +24,7 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax._src.numpy import util as numpy_util
-from jaxlib import _jax, _profiler, lapack, xla_client
+from jaxlib import _jax, _profiler, cpu_sparse, lapack, xla_client
 
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.syntax.stablehlo import parse_module
@@ -49,6 +49,10 @@ ALWAYS_COPY = xla_client.ArrayCopySemantics.ALWAYS_COPY
 
 # Returns whether any profile is being recorded, in 0.02 us. There is no public function for that.
 is_profiled: Callable[[], bool] = _profiler.TraceMe.is_enabled
+
+# Computations of other processes may call these; JAX itself registers them with `jax.experimental.sparse`.
+for _name, _function, _version in cpu_sparse.registrations()["cpu"]:
+    jax.ffi.register_ffi_target(_name, _function, platform="cpu", api_version=_version)
 
 _persistent_cache = threading.local()
 

@@ -597,7 +597,16 @@ def with_artifact(path, to, raw):
         (artifact(IDENTITY.replace("<2xf32>)", "<2xf32> {jax.buffer_donor = true})")), "donates other"),
         (artifact(RECURSION), "has a function that calls itself"),
         (artifact(CALL.format("xla_ffi_python_cpu_callback")), "calls 'xla_ffi_python_cpu_callback'"),
-        (artifact(CALL.format("tpu_custom_call")), "calls 'tpu_custom_call'"),
+        (artifact(CALL.format("tpu_custom_call")), r"calls 'tpu_custom_call' \(a kernel of Pallas"),
+        (artifact(CALL.format("dce_sink")), "calls 'dce_sink', which an untrusted bundle may not"),
+        (
+            artifact(
+                CALL.format("LayoutConstraint")
+                .replace("(%x) :", "(%x, %x) :")
+                .replace(": (", ": (tensor<2xf32>, ")
+            ),
+            "'LayoutConstraint' on anything but",
+        ),
         (
             artifact(CALL.format("Sharding").replace("(%x) : (tensor<2xf32>)", "() : ()")),
             "'Sharding' on anything but",
@@ -617,7 +626,7 @@ def test_bundle_refuses_foreign_computations(tiny, tmp_path, raw, problem):
 def test_bundle_is_examined_before_it_is_loaded(tiny, tmp_path):
     assert pw.load(with_artifact(tiny, tmp_path / "fine.pwb", artifact(IDENTITY))).origins == (0, 1)
     evil = with_artifact(tiny, tmp_path / "evil.pwb", artifact(CALL.format("evil")))
-    with pytest.raises(BundleError, match="calls 'evil', which is not among the calls that JAX makes"):
+    with pytest.raises(BundleError, match=r"calls 'evil', which is not a call of JAX .* if you trust"):
         pw.load(evil)
 
 

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
-from jax.experimental.layout import Format, Layout
+from jax.experimental import sparse
+from jax.experimental.layout import Format, Layout, with_layout_constraint
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxlib import _pathways
@@ -354,6 +355,45 @@ def layouts_of_arrays_that_are_put_and_moved() -> Any:
     same = jax.jit(lambda x: -x, donate_argnums=0, out_shardings=Format(Layout((1, 0)), on_rows))(donated)
     # A program trusts the layouts that its arguments claim.
     return [jax.jit(lambda x: x + 1)(array) for array in moved], same, same.format.layout.major_to_minor
+
+
+@program
+def layouts_inside_of_a_program() -> Any:
+    turned = jax.jit(lambda x: with_layout_constraint(x * 2, Layout((1, 0))) + 1)
+    split = jax.device_put(values(8, 4), NamedSharding(mesh(x=4), P("x")))
+    return turned(values(4, 6)), turned(split), jax.vmap(turned)(values(2, 3, 4))
+
+
+@program
+def products_of_sparse_matrices() -> Any:
+    dense = jnp.asarray(values(5, 4)).at[::2].set(0)
+    products = []
+    for kind in (sparse.BCOO, sparse.BCSR, sparse.COO, sparse.CSR):
+        # Room for more elements, whose indices are out of bounds.
+        matrix = kind.fromdense(dense, nse=12)
+        products += [matrix @ values(4), matrix @ values(4, 3)]
+    return products
+
+
+@program
+def exported_without_shardy() -> Any:
+    on_rows = NamedSharding(mesh(x=4), P("x"))
+    typed = jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=on_rows)
+    double = jax.jit(lambda x: jax.lax.with_sharding_constraint(x + x, on_rows))
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        written = jax.export.export(double)(typed).serialize()
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    call = jax.export.deserialize(written).call
+    x = jax.device_put(values(8, 2), on_rows)
+
+    def summed(x: jax.Array) -> jax.Array:
+        return jax.shard_map(
+            lambda x: jax.lax.psum(x, "x"), mesh=on_rows.mesh, in_specs=P("x"), out_specs=P()
+        )(x)
+
+    return jax.jit(call, out_shardings=on_rows)(x), jax.jit(lambda x: summed(call(x)))(x)
 
 
 @program

@@ -273,7 +273,7 @@ module @step {
         (
             FOREIGN_CALL,
             {},
-            "UNIMPLEMENTED: the program calls 'their_code', which is not among the calls that JAX",
+            "UNIMPLEMENTED: the program calls 'their_code', which is not a call of JAX itself",
         ),
     ],
 )

@@ -171,9 +171,9 @@ def test_a_failed_execution_is_an_error_in_each_result(client: Client) -> None:
     ("body", "problem"),
     [
         (
-            "%0 = stablehlo.custom_call @InspectSharding(%x) : (tensor<f32>) -> tensor<f32> "
-            "return %x : tensor<f32>",
-            "calls 'InspectSharding', which is not among the calls that JAX makes by itself",
+            r'%0 = stablehlo.custom_call @InspectSharding(%x) {backend_config = "\FF"} : '
+            "(tensor<f32>) -> tensor<f32> return %x : tensor<f32>",
+            "calls 'InspectSharding' (jax.debug.inspect_array_sharding ",
         ),
         (
             "%0 = func.call @main(%x) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>",
@@ -192,6 +192,70 @@ def test_programs_that_must_not_run(client: Client, body: str, problem: str) -> 
     status = compile_text(client, module(body))
     assert status.code == 12
     assert problem in status.message
+
+
+LAYOUT = "@LayoutConstraint(%x) : (tensor<1xf32>) -> tensor<f32>"
+ALLOCATED = "@AllocateBuffer(%x) : (tensor<1xf32>) -> tensor<1xf32>"
+SPARSE = (
+    "@cpu_csr_sparse_dense_ffi(%x, %i, %i, %x) : "
+    "(tensor<1xf32>, tensor<1xi32>, tensor<1xi32>, tensor<1xf32>) -> tensor<99xf32>"
+)
+RAGGED = (
+    "@ragged_all_to_all(%x, %x, %i, %i, %i, %i) {{ {} }} : (tensor<1xf32>, tensor<1xf32>, "
+    "tensor<1xi32>, tensor<1xi32>, tensor<1xi32>, tensor<1xi32>) -> tensor<1xf32>"
+)
+TYPED = "api_version = 4 : i32, backend_config = {{replica_groups = dense<0> : tensor<1x1xi64>{}}}"
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (LAYOUT, "calls 'LayoutConstraint' on anything but one value"),
+        (ALLOCATED, "calls 'AllocateBuffer' with operands or without one result"),
+        (SPARSE, "calls 'cpu_csr_sparse_dense_ffi' with operands or attributes of other types than"),
+        (RAGGED.format(""), "calls 'ragged_all_to_all' with operands or attributes of other types"),
+        (RAGGED.format(TYPED.format("")), "calls 'ragged_all_to_all' with operands or attributes"),
+        # XLA has it for GPUs.
+        (RAGGED.format(TYPED.format(", channel_id = 1 : i64")), "is not supported by XLA:CPU"),
+    ],
+)
+def test_calls_with_operands_that_xla_would_not_survive(client: Client, call: str, problem: str) -> None:
+    function = "func.func public @main(%x: tensor<1xf32>, %i: tensor<1xi32>) -> tensor<1xf32>"
+    result = "%0" if call.endswith("-> tensor<1xf32>") else "%x"
+    body = f"%0 = stablehlo.custom_call {call} return {result} : tensor<1xf32>"
+    status = compile_text(client, f"module @test {{ {function} {{ {body} }} }}")
+    assert status.code == 12
+    assert problem in status.message
+
+
+@pytest.mark.parametrize(
+    ("starts", "columns"),
+    [([0, 1, 3], [1, 0, 1]), ([0, 1, 2_000_000_000], [1, -2_000_000_000, 2_000_000_000])],
+    ids=["valid", "bounded"],
+)
+def test_indices_of_sparse_matrices_are_bounded(
+    client: Client, starts: list[int], columns: list[int]
+) -> None:
+    """The kernel of JAX would read memory at any index."""
+    text = f"""module @test {{
+      func.func public @main(%x: tensor<3xf32>, %d: tensor<2xf32>) -> tensor<2xf32> {{
+      %s = stablehlo.constant dense<{starts}> : tensor<3xi32>
+      %c = stablehlo.constant dense<{columns}> : tensor<3xi32>
+      %0 = stablehlo.custom_call @cpu_csr_sparse_dense_ffi(%x, %s, %c, %d) {{api_version = 4 : i32}} :
+        (tensor<3xf32>, tensor<3xi32>, tensor<3xi32>, tensor<2xf32>) -> tensor<2xf32>
+      return %0 : tensor<2xf32>
+    }} }}"""
+    assert compile_text(client, text).code == 0
+    program = client.replies[-1].compile_response.loaded_executable_handle
+    client.put(1, np.array([1, 2, 3], np.float32))
+    client.put(2, np.array([10, 100], np.float32))
+    client.request(
+        "loaded_executable_execute",
+        loaded_executable_handle=program,
+        args_handles=[1, 2],
+        result_array_handle=[3],
+    )
+    np.testing.assert_array_equal(client.fetch(3), [100, 320])
 
 
 def test_invalid_programs(client: Client) -> None:
