@@ -16,10 +16,11 @@ from __future__ import annotations
 import functools
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
+from pathways.runtime.proxy.client_plugin import copy_numpy_at_call
 from pathways.runtime.proxy.serving import server
 from pathways.runtime.proxy.serving.server import ProxyServer
 
 serve = functools.partial(server.serve, compile_ifrt=compile_ifrt)
 serve.__doc__ = server.serve.__doc__
 
-__all__ = ["ProxyServer", "serve"]
+__all__ = ["ProxyServer", "copy_numpy_at_call", "serve"]

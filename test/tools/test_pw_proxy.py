@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pathways.proxy
 from pathways.tools import pw_proxy
 
 pytestmark = pytest.mark.process
@@ -42,6 +43,78 @@ def test_a_program_of_one_slice_beside_its_own_cpu() -> None:
     program = "import jax; print(jax.devices()[0].slice_index if 0 else jax.local_devices(backend='cpu'))"
     done = run("--with-cpu", "--", sys.executable, "-c", program, XLA_FLAGS="")
     assert "CpuDevice(id=0)" in done.stdout, done.stderr
+
+
+REFILLED = """if True:
+    import jax, jax.numpy as jnp, numpy as np
+    double = jax.jit(lambda x: x + x)
+    rows = jax.NamedSharding(jax.make_mesh((2,), ("x",)), jax.P("x"))
+    compiled = {}
+
+    def ahead_of_time(x):
+        if x.shape not in compiled:
+            compiled[x.shape] = double.lower(x).compile()
+        return compiled[x.shape](x) / 2
+
+    product, one = jax.jit(lambda x, y: x * y), jnp.ones(())
+    ways = {
+        "jit": lambda x: double(x) / 2,
+        "beside an array of JAX": lambda x: product(one, x),
+        "compiled": ahead_of_time,
+        "device_put": jax.device_put,
+        "array": jnp.array,
+        "add": lambda x: jnp.add(x, 0),
+    }
+    of_rows = {
+        "shards": lambda x: jax.device_put(x, rows),
+        "callback": lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index]),
+        "reversed": lambda x: jax.device_put(x[::-1]),
+        "grad": jax.grad(lambda x: (x * x).sum() / 2),
+    }
+    for use in ways.values():
+        use(np.float32(0))  # A scalar, whose calls may be passed on in the same way as those of arrays.
+    for shape in ((), (16,), (1 << 19,)):
+        buffer = np.empty(shape, np.float32)
+        for name, use in (ways | (of_rows if shape else {})).items():
+            results = []
+            for step in range(10):
+                buffer[...] = step
+                results.append(use(buffer))
+            buffer[...] = -1
+            for step, result in enumerate(results):
+                if not (np.asarray(result) == step).all():
+                    print("wrong:", name, shape, step)
+    print("ended")
+"""
+"""Program that fills a buffer again after each call that reads it, in small and large arrays."""
+
+
+@pytest.mark.slow
+def test_numpy_arrays_have_the_values_of_the_call(tmp_path: Path) -> None:
+    """The program has its own path of modules."""
+    (tmp_path / "sitecustomize.py").write_text("name = 'of the program'")
+    program = f"import sitecustomize; print(sitecustomize.name)\n{REFILLED}"
+    done = run("--cpu-devices", "2", "--", sys.executable, "-c", program, PYTHONPATH=str(tmp_path))
+    assert done.stdout == "of the program\nended\n", done.stderr
+
+
+@pytest.mark.slow
+def test_a_program_of_another_server_asks_for_the_values_of_the_call() -> None:
+    call = "import pathways.proxy; pathways.proxy.copy_numpy_at_call(); pathways.proxy.copy_numpy_at_call()"
+    with pathways.proxy.serve() as server:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{call}\n{REFILLED}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ | server.environment,
+        )
+    assert done.stdout == "ended\n", done.stderr
+
+
+def test_a_program_that_ignores_the_path_is_reported() -> None:
+    done = run("--", sys.executable, "-E", "-c", "import jax; jax.devices()")
+    assert "pw-proxy: the program ignored PYTHONPATH, as Python does with -I or -E: NumPy" in done.stderr
 
 
 def test_a_program_that_a_signal_ends() -> None:

@@ -11,8 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,10 @@ def run(options: argparse.Namespace, program: Sequence[str]) -> int:
         of_client = server.environment
         if options.with_cpu:
             of_client["JAX_PLATFORMS"] += ",cpu"
-        code = _run_program(program, environment | of_client)
+        with _plugin(environment) as (of_plugin, was_loaded):
+            code = _run_program(program, environment | of_client | of_plugin)
+            if server.was_used and not was_loaded():
+                _LOG.warning(_NO_PLUGIN)
         if not server.was_used:
             _LOG.warning(_NEVER_CONNECTED)
         return code
@@ -50,6 +54,23 @@ _NEVER_CONNECTED = (
     "the program never connected: JAX does so from release 0.12 on where JAX_PLATFORMS is proxy, as pw-proxy "
     "sets it, and before that only after pathwaysutils.initialize()"
 )
+
+_NO_PLUGIN = (
+    "the program ignored PYTHONPATH, as Python does with -I or -E: NumPy arrays that it changed after a call "
+    "may have been read later; have it call pathways.proxy.copy_numpy_at_call()"
+)
+
+
+@contextlib.contextmanager
+def _plugin(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Callable[[], bool]]]:
+    """Yields the variables with which the JAX of a program finds `client_plugin`, and whether it has."""
+    from pathways.runtime.proxy import client_plugin
+
+    with tempfile.TemporaryDirectory(prefix="pathways-") as folder:
+        # Last, and one module of a namespace package, so that it hides no module of the program.
+        paths = [path for path in (environment.get("PYTHONPATH"), folder) if path]
+        marker = client_plugin.install(Path(folder))
+        yield {"PYTHONPATH": os.pathsep.join(paths)}, marker.exists
 
 
 def _where(listen: str, insecure: bool) -> Path | tuple[str, int]:
