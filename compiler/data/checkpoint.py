@@ -66,7 +66,8 @@ def save(
     `restore`, `latest`, `pw.disconnect`, and a `pw.connect` to other devices. A program whose last save
     failed exits with 1, unless `wait` or a later call has raised the error. The arrays may be donated and
     deleted at once. On CPU a step that donates them while they are written copies them, which takes time and,
-    for as long as the save, their memory once more.
+    for as long as the save, their memory once more. NumPy arrays are copied before it returns; memory of
+    NumPy that an array on a CPU device uses, as by `jax.device_put`, may be changed after `wait`.
 
     Args:
       path: the folder of all checkpoints of a run.

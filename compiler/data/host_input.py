@@ -155,24 +155,20 @@ class _BatchesHere(InputBatches):
             self._take_states(self._opened.states())
 
     def _make(self) -> list[Any]:
-        columns: list[list[Any]] = [[] for _ in self._types]
+        batch = [np.empty(kind.shape, kind.dtype) for kind in self._types]
         try:
             with _as_error(self._source.name, f"batch {self._number}"):
-                rows = self._opened.of(self._number, range(self._rows))
+                for place, row in self._opened.of(self._number, range(self._rows)):
+                    leaves = row_leaves(row, self._structure, f"row {place}")
+                    for n, number in enumerate(self._order):
+                        array = batch[number]
+                        array[place] = checked(*leaves[n], array.dtype, array.shape[1:])
         except InputEnded:
             raise StopIteration from None
-        try:
-            for place in range(self._rows):
-                leaves = row_leaves(rows[place], self._structure, f"row {place}")
-                for n, number in enumerate(self._order):
-                    kind = self._types[number]
-                    columns[number].append(checked(*leaves[n], kind.dtype, kind.shape[1:]))
         except CallRefused as error:
             raise TypeError(f"{self._source.name}, batch {self._number}: {error}") from None
         self._take_states(self._opened.states())
-        return [
-            np.stack(column).astype(kind.dtype) for column, kind in zip(columns, self._types, strict=True)
-        ]
+        return batch
 
 
 @contextlib.contextmanager
@@ -180,7 +176,7 @@ def _as_error(name: str, what: str) -> Iterator[None]:
     """Raises an exception of the user's function as the error that hosts report."""
     try:
         yield
-    except (InputEnded, TypeError):
+    except (InputEnded, CallRefused, TypeError):
         raise
     except Exception as error:
         raise CallFailedError(f"{name}, {what} raised {type(error).__name__}: {error}") from error

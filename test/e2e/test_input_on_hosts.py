@@ -129,6 +129,23 @@ def test_input_of_shards_is_the_same_on_any_hosts(devices):
         equal(list(batches), seen[0][2:])
 
 
+@pytest.mark.parametrize("where", ["here", "on hosts"])
+def test_input_may_return_the_same_memory_for_each_row(devices, where):
+    """The memory of the last row would be that of all."""
+    if where == "on hosts":
+        connected()
+    step = step_on(devices, *([1, 0] if where == "on hosts" else []))
+    source = pw.on_hosts("host_functions:refilled")
+    for rows, expected in (
+        ({"rows": 8}, [*range(8, 16)]),
+        ({"shards": 2}, [*range(4, 8), *range(1004, 1008)]),
+    ):
+        with pw.prefetch(source, step, "batch", count=2, **rows) as batches:
+            _, second = map(values, batches)
+        assert second["x"].tolist() == [[value] * 4 for value in expected]
+        assert second["y"][0].tolist() == second["y"][1]["z"].tolist() == expected
+
+
 def test_input_restores_its_position_on_fewer_hosts(devices, tmp_path):
     connected()
     source = pw.on_hosts(host_functions.numbered, seed=1)

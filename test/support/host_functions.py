@@ -193,6 +193,26 @@ def shard_of(shard: int, shards: int, count: int = 100) -> Any:
     return Shard(shard, shards, count)
 
 
+class Refilled:
+    """Rows that are one object, whose memory each row fills again; by number, or one after the other."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self.x, self.z = np.zeros(4, np.float32), np.zeros((), np.int32)
+        self.row = {"x": self.x, "y": (self.z, {"z": self.z})}
+
+    def __getitem__(self, number: int) -> Any:
+        self.x[:] = self.z[...] = self.first + number
+        return self.row
+
+    def __iter__(self) -> Any:
+        return map(self.__getitem__, range(100))
+
+
+def refilled(shard: int = 0, shards: int = 1) -> Any:
+    return Refilled(1000 * shard)
+
+
 class BytesShard(Shard):
     """Shard whose position is bytes, like that of Grain's `DataLoader`."""
 

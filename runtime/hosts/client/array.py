@@ -136,8 +136,14 @@ class Array:
         """Sharding over the devices of its first slice, which have no objects in this process.
 
         For an array whose rows are split among replicas, the sharding of each block of rows.
+
+        Raises:
+          AttributeError: no slice has it, as of a leaf of a batch that the step does not read.
         """
-        return abstract_sharding(next(iter(self._copies)))
+        first = next(iter(self._copies), None)
+        if first is None:
+            raise AttributeError(f"{self!r} is on no slice, and has no sharding")
+        return abstract_sharding(first)
 
     @property
     def hosts(self) -> tuple[int, ...]:

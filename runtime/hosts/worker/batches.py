@@ -10,7 +10,7 @@ import base64
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -38,8 +38,10 @@ class WrongInput(TypeError):
 class Rows(Protocol):
     """Source of the rows of batches."""
 
-    def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
-        """Returns some rows of a batch, by their indices in it.
+    def of(self, batch: int, wanted: Iterable[int]) -> Iterator[tuple[int, Any]]:
+        """Yields some rows of a batch, each with its index in it.
+
+        A row is copied before the next one is read: the input may return the same memory again.
 
         Raises:
           InputEnded: too few rows are left.
@@ -69,17 +71,19 @@ class NumberedRows:
         self._rows = rows
         self._count = len(source) if hasattr(source, "__len__") else None
 
-    def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
+    def of(self, batch: int, wanted: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """See `Rows.of`."""
         first = batch * self._rows
         if self._count is not None and first + self._rows > self._count:
             raise InputEnded
-        try:
-            return {row: self._source[first + row] for row in wanted}
-        except IndexError:
-            if self._count is None:
-                raise InputEnded from None
-            raise
+        for place in wanted:
+            try:
+                row = self._source[first + place]
+            except IndexError:
+                if self._count is None:
+                    raise InputEnded from None
+                raise
+            yield place, row
 
     def states(self) -> None:
         """Returns None: the number of the batch is the position."""
@@ -118,10 +122,10 @@ class ShardedRows:
                 iterator.set_state(_position(states[shard]))
             self._iterators[shard] = iterator
 
-    def of(self, batch: int, wanted: Iterable[int]) -> dict[int, Any]:
+    def of(self, batch: int, wanted: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """See `Rows.of`."""
         kept = set(wanted)
-        found, has_ended = {}, False
+        has_ended = False
         for shard, iterator in self._iterators.items():
             for place in range(shard * self._rows, (shard + 1) * self._rows):
                 try:
@@ -131,10 +135,9 @@ class ShardedRows:
                     has_ended = True
                     break
                 if place in kept:
-                    found[place] = row
+                    yield place, row
         if has_ended:
             raise InputEnded
-        return found
 
     def states(self) -> dict[str, Any] | None:
         """See `Rows.states`."""
@@ -268,35 +271,61 @@ def batch(*, source: str, number: int) -> list[Any]:
         for result, sharding in zip(call.results, call.shardings, strict=True)
         for own in [sharding.addressable_devices_indices_map(result.shape)]
     ]
-    wanted = {
-        first[0] + row
-        for (_, first), own in zip(opened.leaves, plan, strict=True)
-        for _, bounds in own
-        for row in range(*bounds[0])
-    }
-    try:
-        rows = opened.rows.of(number, sorted(wanted))
-    except InputEnded:
-        raise CallRefused("ended", "the input has ended") from None
-    leaves = {place: row_leaves(row, opened.tree, f"row {place}") for place, row in rows.items()}
+    shards: list[dict[Any, np.ndarray[Any, Any]]] = [
+        {
+            bounds: opened.memory.array(
+                [stop - start for start, stop in bounds], jax.numpy.dtype(result.dtype)
+            )
+            for bounds in {bounds for _, bounds in own}
+        }
+        for own, result in zip(plan, call.results, strict=True)
+    ]
+    _fill(opened, number, shards)
     arrays = []
-    for (leaf, first), own, result, sharding in zip(
-        opened.leaves, plan, call.results, call.shardings, strict=True
-    ):
-        dtype, shards, placed = jax.numpy.dtype(result.dtype), {}, []
-        for device, bounds in own:
-            if bounds not in shards:
-                shard = opened.memory.array([stop - start for start, stop in bounds], dtype)
-                _stack(shard, leaves, leaf, first, bounds, opened.row_shapes[leaf])
-                shards[bounds] = shard
-            # Without x64 JAX would narrow 64-bit elements.
-            with jax.enable_x64(True):
-                placed.append(jax.device_put(shards[bounds], device))
+    for own, result, sharding, filled in zip(plan, call.results, call.shardings, shards, strict=True):
+        # Without x64 JAX would narrow 64-bit elements.
+        with jax.enable_x64(True):
+            placed = [jax.device_put(filled[bounds], device) for device, bounds in own]
         # All shards may be on other hosts of the island.
         array = jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None
         arrays.append(array)
     call.value = opened.rows.states()
     return arrays
+
+
+def _fill(opened: _OpenInput, number: int, shards: Sequence[Mapping[Any, np.ndarray[Any, Any]]]) -> None:
+    """Reads the rows of a batch, and copies each into the shards that have it.
+
+    Args:
+      opened: the input.
+      number: the number of the batch.
+      shards: for each array its shards, by their first and last-plus-one element in each dimension.
+
+    Raises:
+      CallRefused: the input has ended, or has a row of another type.
+    """
+    targets = [
+        (
+            leaf,
+            first[0] + bounds[0][0],
+            tuple(
+                slice(at + start, at + stop) for at, (start, stop) in zip(first[1:], bounds[1:], strict=True)
+            ),
+            shard,
+        )
+        for (leaf, first), of_array in zip(opened.leaves, shards, strict=True)
+        for bounds, shard in of_array.items()
+    ]
+    wanted = {row for _, start, _, shard in targets for row in range(start, start + len(shard))}
+    try:
+        for place, row in opened.rows.of(number, sorted(wanted)):
+            leaves = row_leaves(row, opened.tree, f"row {place}")
+            for leaf, start, inside, shard in targets:
+                if start <= place < start + len(shard):
+                    array = checked(*leaves[leaf], shard.dtype, opened.row_shapes[leaf])
+                    shard[place - start] = array[inside]
+    except InputEnded:
+        raise CallRefused("ended", "the input has ended") from None
 
 
 def open_rows(
@@ -340,22 +369,6 @@ def checked(where: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
             return array
         got = f"{array.dtype}{list(array.shape)}"
     raise CallRefused("result", f"{where} is {got}: expected {dtype}{list(shape)}")
-
-
-def _stack(
-    shard: np.ndarray[Any, Any],
-    rows: Mapping[int, Mapping[int, tuple[str, Any]]],
-    leaf: int,
-    first: Sequence[int],
-    bounds: Sequence[tuple[int, int]],
-    row_shape: Sequence[int],
-) -> None:
-    """Copies rows into a shard of a leaf of a batch."""
-    inside = tuple(
-        slice(at + start, at + stop) for at, (start, stop) in zip(first[1:], bounds[1:], strict=True)
-    )
-    for n, place in enumerate(range(first[0] + bounds[0][0], first[0] + bounds[0][1])):
-        shard[n] = checked(*rows[place][leaf], shard.dtype, row_shape)[inside]
 
 
 def _bounds(index: Any, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
