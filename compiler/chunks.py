@@ -16,7 +16,7 @@ from pathways.compiler.frontend.trees import keys_of
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze_sub_programs
-from pathways.runtime.plan.plan import ArrayType
+from pathways.runtime.local.slots import aval_of
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
 from pathways.runtime.xla.compile_cache import Request
 
@@ -35,7 +35,7 @@ def subprogram_ports(
     paths = dict(enumerate(interface.argument_paths))
     ports = {}
     for call in calls.calls:
-        results = tuple(map(_aval, call.types))
+        results = tuple(map(aval_of, call.types, call.kinds))
         if call is calls.calls[-1]:
             results = interface.out_avals
         avals.update(zip(call.results, results, strict=True))
@@ -50,12 +50,10 @@ def subprogram_ports(
             out_keys=keys_of(out_tree),
         )
         in_tree = jax.tree.structure(((0,) * len(inputs), {}))
-        ports[call.sub_program] = own, Signature(in_tree, keys_of(in_tree), inputs, (), context, strict=False)
+        # Values that it gets from others are in the memory that it expects them in.
+        signature = Signature(in_tree, keys_of(in_tree), inputs, (), context, strict=False, kinds=None)
+        ports[call.sub_program] = own, signature
     return ports
-
-
-def _aval(plain: ArrayType) -> jax.core.ShapedArray:
-    return jax.core.ShapedArray(plain.shape, jax.numpy.dtype(plain.dtype))
 
 
 class ChunkedExecutable(ProgramExecutable):

@@ -23,7 +23,7 @@ from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
 from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError
 from pathways.runtime.bundle.program import read_program, stored_name
-from pathways.runtime.local.devices import cluster, devices_of
+from pathways.runtime.local.devices import cluster, devices_of, memory_kinds
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
@@ -72,6 +72,7 @@ def load_bundle(
             f"{bundle.path}: compiled for platform {manifest.platform}, "
             f"but the cluster has {platform} devices"
         )
+    _check_memory(bundle)
     # Before this process parses any MLIR of the file, which may crash the parser.
     if not trust:
         rehearse_apart(bundle, len(cluster().devices))
@@ -92,7 +93,10 @@ def load_bundle(
     kwargs = {root.name: root.tree for root in manifest.named}
     # Its types are settled: a number that is passed for an array is converted.
     structure = jax.tree.structure((args, kwargs))
-    signature = Signature(structure, keys_of(structure), interface.in_avals, (), None, strict=False)
+    kinds = tuple(leaf.memory_kind for leaf in manifest.arguments)
+    signature = Signature(
+        structure, keys_of(structure), interface.in_avals, (), None, strict=False, kinds=kinds
+    )
     calls = stored.calls
     ports = {"": (interface, signature)} if calls is None else subprogram_ports(calls, interface, None)
     executables: dict[str, ProgramExecutable] = {}
@@ -112,6 +116,17 @@ def load_bundle(
         whole = ChunkedExecutable(calls, executables, interface, signature, manifest.name)
     assert whole is not None
     return LoadedProgram(bundle, whole, interface, (found, pairs - found))
+
+
+def _check_memory(bundle: Bundle) -> None:
+    """Checks that devices have the memory of all arguments and results."""
+    known = memory_kinds()
+    for leaf in (*bundle.manifest.arguments, *bundle.manifest.results):
+        if leaf.memory_kind is not None and leaf.memory_kind not in known:
+            raise BundleError(
+                f"{bundle.path}: '{leaf.name}' is in {leaf.memory_kind} memory, but {cluster().platform} "
+                f"devices have only {', '.join(known)} memory"
+            )
 
 
 def _slices(bundle: Bundle, chosen: Mapping[str, VirtualSlice]) -> dict[str, VirtualSlice]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pathways.compiler.frontend.arguments import conventions_of, join_static, without_handles
 from pathways.compiler.frontend.jax_internals import Tracer, placed_call
+from pathways.compiler.frontend.memory_kinds import in_their_memory
 from pathways.compiler.frontend.meshes import NO_MESH, off_mesh, refuse_mesh, results_off_mesh
 from pathways.compiler.frontend.specs import abstract_mesh, checked, flat_specs, positional_only
 from pathways.compiler.frontend.trace_state import active_trace, register_slice
@@ -129,7 +130,7 @@ class PlacedFunction[**P, R](ProcessBound):
                 results = fun(*args, **kwargs)
                 if self._out_shardings is not None:
                     results = self._constrain(results, self._out_shardings, "out_shardings")
-                return results
+                return in_their_memory(results)
 
         return body
 

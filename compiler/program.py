@@ -30,7 +30,7 @@ from pathways.compiler.frontend.jax_internals import (
     trace_context,
     unflatten,
 )
-from pathways.compiler.frontend.memory_kinds import kind_of, refuse_arguments
+from pathways.compiler.frontend.memory_kinds import check_arguments, kind_of
 from pathways.compiler.frontend.specs import Spec, flat_specs, positional_only
 from pathways.compiler.frontend.trace import ProgramOptions, Traced, trace
 from pathways.compiler.frontend.trace_state import active_trace
@@ -281,10 +281,13 @@ class Program[**P, R](ProcessBound):
         pairs, tree = jax.tree_util.tree_flatten_with_path((dynamic, named))
         leaves = [_type_of(leaf) if traced else leaf for _, leaf in pairs]
         avals = abstract(leaves, self.name, lambda: self._conventions.paths(args, kwargs))
-        kinds = [kind_of(leaf) for leaf in leaves]
+        kinds = tuple(kind_of(leaf) for leaf in leaves)
         if any(kinds):
-            refuse_arguments(self.name, self._conventions.paths(args, kwargs), kinds)
-        return Signature(tree, tuple(path for path, _ in pairs), tuple(avals), static, trace_context())
+            check_arguments(self.name, self._conventions.paths(args, kwargs), kinds)
+        else:
+            kinds = ()
+        keys = tuple(path for path, _ in pairs)
+        return Signature(tree, keys, tuple(avals), static, trace_context(), kinds=kinds)
 
     def _ready_executable(
         self, leaves: list[Any], tree: Any, static: Static
@@ -323,6 +326,7 @@ class Program[**P, R](ProcessBound):
             self._out_shardings,
             self._schedule,
             homes_of(self._leaves(args, kwargs)),
+            signature.kinds or (),
         )
         sealed_args, sealed_kwargs = join_static(*signature.sealed(), signature.static)
         return trace(jitted, self.name, sealed_args, sealed_kwargs, cluster().platform, options)

@@ -25,6 +25,7 @@ from pathways.passes.schedule.chunks.split_chunks import SplitChunks
 from pathways.passes.schedule.fuse.accumulate import Accumulate
 from pathways.passes.schedule.fuse.fuse_launches import FuseLaunches
 from pathways.passes.schedule.fuse.share_loops import ShareLoops
+from pathways.passes.schedule.memory.assign_memory_kinds import AssignMemoryKinds
 from pathways.passes.schedule.memory.plan_memory import PlanMemory
 from pathways.passes.schedule.order.schedule import Schedule
 from pathways.passes.schedule.replicas.lower_all_reduces import LowerAllReduces
@@ -129,6 +130,8 @@ def phases(options: Options) -> list[Phase]:
                 FuseLaunches(options.fuse),
                 # After fusion: stages differ by what was fused with them, not by their loops.
                 *([] if options.fuse else [ShareLoops()]),
+                # After all that creates computations: only their bodies say which memory values are in.
+                AssignMemoryKinds(),
                 # After fusion: what used to be an intermediate is inside a computation now.
                 PlanMemory(),
                 # Last: the proof is of exactly what runs.

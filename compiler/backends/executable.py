@@ -164,7 +164,7 @@ class ProgramExecutable(abc.ABC):
         """Returns whether some arguments, by their numbers, have the compiled types."""
         avals = abstract(leaves, self.name, lambda: [self.paths[n] for n in numbers], values=True)
         typed = zip(numbers, avals, leaves, strict=True)
-        return all(self._signature.accepts(n, aval, kind_of(leaf)) for n, aval, leaf in typed)
+        return all(self._signature.takes(n, leaf, aval) for n, aval, leaf in typed)
 
     def check(self, n: int, leaf: Any) -> None:
         """Checks that an argument has the compiled type.
@@ -173,7 +173,7 @@ class ProgramExecutable(abc.ABC):
           TypeError: it does not.
         """
         (aval,) = abstract([leaf], self.name, lambda: [self.paths[n]], values=True)
-        if not self._signature.accepts(n, aval, kind_of(leaf)):
+        if not self._signature.takes(n, leaf, aval):
             raise self.mismatch(n, aval, kind_of(leaf))
 
     @abc.abstractmethod
@@ -236,9 +236,8 @@ class ProgramExecutable(abc.ABC):
         if placed is not None:
             return placed
         avals = abstract(leaves, self.name, lambda: list(self.paths), values=True)
-        kinds = [kind_of(leaf) for leaf in leaves]
-        wrong = next(n for n in range(len(leaves)) if not self._signature.accepts(n, avals[n], kinds[n]))
-        raise self.mismatch(wrong, avals[wrong], kinds[wrong])
+        wrong = next(n for n, leaf in enumerate(leaves) if not self._signature.takes(n, leaf, avals[n]))
+        raise self.mismatch(wrong, avals[wrong], kind_of(leaves[wrong]))
 
     def _check_donated(self, leaves: Sequence[Any]) -> None:
         """Rejects an array that is passed twice if one of these arguments is donated."""

@@ -14,7 +14,6 @@ from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable,
 from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature, is_type
-from pathways.compiler.frontend.memory_kinds import kind_of
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
@@ -165,7 +164,7 @@ class HostsExecutable(ProgramExecutable):
                 return None
             try:
                 aval = jax_internals.abstractify(leaf)
-                if not self._signature.accepts(n, aval, kind_of(leaf)):
+                if not self._signature.takes(n, leaf, aval):
                     return None
             except (TypeError, ValueError, OverflowError):
                 return None

@@ -19,7 +19,6 @@ from pathways.compiler.backends.mirrors import Mirrors
 from pathways.compiler.backends.replicated import Replicated
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature, is_type
-from pathways.compiler.frontend.memory_kinds import kind_of
 from pathways.compiler.frontend.user_code import warn
 from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.devices import process_cluster
@@ -281,7 +280,7 @@ class LocalExecutable(ProgramExecutable):
                 continue
             argument = self._arguments[n]
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_internals.Tracer):
-                if not self._signature.accepts(n, leaf.aval, kind_of(leaf)):
+                if not self._signature.takes(n, leaf, leaf.aval):
                     return None
                 if argument.home is None or sharding.is_equivalent_to(argument.home, leaf.ndim):
                     if argument.rewrap is None or not leaf.weak_type:
@@ -301,7 +300,7 @@ class LocalExecutable(ProgramExecutable):
         if isinstance(leaf, jax_internals.Tracer) or is_type(leaf):
             return False
         try:
-            return self._signature.accepts(n, jax_internals.abstractify(leaf), None)
+            return self._signature.takes(n, leaf, jax_internals.abstractify(leaf))
         except (TypeError, ValueError, OverflowError):
             return False
 

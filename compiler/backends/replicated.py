@@ -45,7 +45,7 @@ class Replicated:
         mesh = Mesh(np.stack([block.mesh.devices for block in blocks]), (AXIS, *first.axis_names))
         if replicas.split is not None:
             spec = _split(spec, replicas.split)
-        whole = NamedSharding(mesh, spec)
+        whole = NamedSharding(mesh, spec, memory_kind=blocks[0].memory_kind)
         return cls(whole, blocks, tuple(group[1:] for group in groups), replicas)
 
     def joiner(self, aval: Any) -> Callable[[Sequence[Any]], Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from pathways.compiler.frontend.jax_internals import Tracer, abstractify, is_handle, is_known
+from pathways.compiler.frontend.memory_kinds import kind_of
 from pathways.compiler.frontend.trees import KeyPath, Sealed, name_of, sealed
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -77,7 +78,8 @@ class Signature:
       static: static arguments, see `Conventions.split_static`.
       context: JAX's own key of all settings that change a trace.
       strict: whether weak types distinguish signatures, as they do if they would change a trace.
-      kinds: the memory kind of each leaf, None for the default memory of devices; empty if all are in that.
+      kinds: the memory kind of each leaf, None for the default memory of devices; empty if all are in that,
+        and None if any kind is accepted.
     """
 
     tree: Any
@@ -86,14 +88,17 @@ class Signature:
     static: Static
     context: Any
     strict: bool = True
-    kinds: tuple[str | None, ...] = ()
+    kinds: tuple[str | None, ...] | None = ()
 
     def sealed(self) -> tuple[list[Sealed], dict[str, Sealed]]:
         """Returns the arguments for tracing, positional and named ones, with an abstract value for each
         leaf."""
         # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays created in it
         # do.
-        leaves = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in self.avals]
+        leaves = [
+            jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type, memory_space=a.memory_space)
+            for a in self.avals
+        ]
         positional, named = self.tree.children()
         first = 0
         arguments = []
@@ -108,6 +113,15 @@ class Signature:
         """Returns the memory kind of argument `n`; None for the default memory of devices."""
         return self.kinds[n] if self.kinds else None
 
+    def takes(self, n: int, leaf: Any, aval: Any) -> bool:
+        """Returns whether argument `n` may be a value, which has that abstract value.
+
+        Where weak types do not count, a value that is in no memory of devices, such as an array of NumPy, may
+        be passed for an array in any memory.
+        """
+        is_apart = not self.strict and not hasattr(leaf, "sharding")
+        return self.accepts(n, aval, self.kind(n) if is_apart else kind_of(leaf))
+
     def accepts(self, n: int, aval: Any, kind: str | None) -> bool:
         """Returns whether argument `n` may have this abstract value, in memory of this kind."""
         own = self.avals[n]
@@ -115,7 +129,7 @@ class Signature:
             own.shape == aval.shape
             and own.dtype == aval.dtype
             and (not self.strict or own.weak_type == aval.weak_type)
-            and self.kind(n) == kind
+            and (self.kinds is None or self.kind(n) == kind)
         )
 
 

@@ -16,8 +16,9 @@ from jax._src import checkify, config, core, dispatch, dtypes, source_info_util,
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.export._export import call_exported_p
-from jax._src.interpreters import ad, pxla, remat
+from jax._src.interpreters import ad, mlir, pxla, remat
 from jax._src.interpreters import partial_eval as pe
+from jax._src.lib.mlir import ir
 from jax._src.state import AbstractRef, discharge
 from jax._src.util import merge_lists, split_list, subs_list
 from jax.experimental.xla_metadata import xla_metadata_call2
@@ -149,6 +150,28 @@ def metadata_call(fun: Callable[..., Any], metadata: dict[str, Any]) -> Callable
     return xla_metadata_call2(fun, metadata, ad_metadata="same")
 
 
+def _lower_device_put(ctx: Any, *operands: Any, devices: Any, **_: Any) -> list[Any]:
+    """Lowers `jax.device_put` on every platform to the custom call that marks a move to another memory.
+
+    JAX's own rule for CPUs drops these moves, so that values between computations would be in device memory.
+    """
+    moved = []
+    for operand, place, given, wanted in zip(operands, devices, ctx.avals_in, ctx.avals_out, strict=True):
+        is_moved = given.memory_space != wanted.memory_space
+        if is_moved or (place is not None and kind_of_space(wanted) is not None):
+            kind = core.mem_space_to_kind(wanted.memory_space)
+            operand = mlir.wrap_with_memory_kind(ctx.module_context, operand, kind, wanted)
+            # Passes neither drop nor merge what has effects; XLA gets the attribute back.
+            operand.owner.attributes["has_side_effect"] = ir.BoolAttr.get(False)
+        moved.append(operand)
+    return moved
+
+
+_PARAMETERS = mlir.LoweringParameters(
+    override_lowering_rules=((dispatch.device_put_p, _lower_device_put),),
+)
+
+
 def lower(traced: Any, platform: str) -> jax.stages.Lowered:
     """Lowers a traced function for a platform, and drops the trace that JAX keeps of it.
 
@@ -157,7 +180,7 @@ def lower(traced: Any, platform: str) -> jax.stages.Lowered:
     """
     jaxpr = traced.lojax.jaxpr
     try:
-        return traced.lower(lowering_platforms=(platform,))
+        return traced.lower(lowering_platforms=(platform,), _private_parameters=_PARAMETERS)
     finally:
         pxla._dce_jaxpr.evict_weakref(jaxpr)
 

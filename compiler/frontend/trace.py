@@ -20,7 +20,7 @@ from pathways.compiler.frontend.annotate import (
 )
 from pathways.compiler.frontend.arguments import ArgumentHome, Interface
 from pathways.compiler.frontend.exported import refine_exported
-from pathways.compiler.frontend.memory_kinds import refuse_values
+from pathways.compiler.frontend.memory_kinds import check_values, describe_memory
 from pathways.compiler.frontend.meshes import NO_MESH, is_of_types
 from pathways.compiler.frontend.specs import Spec, flat_specs, is_spec
 from pathways.compiler.frontend.trace_state import slice_named, tracing
@@ -58,6 +58,7 @@ class ProgramOptions:
       out_shardings: the shardings of the results, as a tree or a prefix of one.
       schedule: the pipeline schedule of its loops over microbatches.
       homes: the slice of each flat argument; a program without placed calls runs there.
+      kinds: the memory kind of each flat argument; empty if all are in the default memory of devices.
     """
 
     donated: Sequence[bool]
@@ -65,6 +66,7 @@ class ProgramOptions:
     out_shardings: Any = None
     schedule: str | None = None
     homes: tuple[ArgumentHome | None, ...] = ()
+    kinds: Sequence[str | None] = ()
 
 
 def trace(
@@ -115,9 +117,10 @@ def trace(
         declare_loops(module, calls, options.schedule)
         # Only the lowering has the expansions of the user's own primitives.
         _check_shardings(name, needed.lojax.jaxpr, slices.values())
-        refuse_values(name, needed.lojax.jaxpr)
+        check_values(name, needed.lojax.jaxpr)
         describe_arguments(module, paths, options.donated, options.in_specs, homes)
         describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
+        describe_memory(module, options.kinds or [None] * len(jaxpr.in_avals), jaxpr.out_avals)
         out_tree, out_keys = unsealed(lowered.out_tree)
         if options.out_shardings is not None:
             # A single spec for all results needs no tree: a registered node may not accept one of numbers.

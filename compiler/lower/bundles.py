@@ -194,4 +194,5 @@ def _leaves(
     names = [name for root in roots for name, _ in trees.leaf_names(root.name, root.tree)]
     for name, aval, value in zip(names, avals, values, strict=True):
         donated = isinstance(value, Argument) and value.donated
-        yield Leaf(name, aval.shape, dtype_of(aval), bool(aval.weak_type), tuple(value.slots), donated)
+        slices, kind = tuple(value.slots), value.memory_kind
+        yield Leaf(name, aval.shape, dtype_of(aval), bool(aval.weak_type), slices, donated, kind)

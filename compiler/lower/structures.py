@@ -14,6 +14,7 @@ from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.trees import KeyPath, name_of
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.manifest import BundleError, Leaf, Root
+from pathways.runtime.xla.pjrt import memory_space
 
 
 def argument_roots(
@@ -109,5 +110,10 @@ def aval_of(leaf: Leaf) -> Any:
     """Returns the abstract value of a leaf; the inverse of `dtype_of`."""
     if leaf.dtype.startswith("key<"):
         dtype = jax.eval_shape(lambda: jax.random.key(0, impl=leaf.dtype[4:-1])).dtype
-        return jax.core.ShapedArray(leaf.shape, dtype)
-    return jax.core.ShapedArray(leaf.shape, jax.numpy.dtype(leaf.dtype), weak_type=leaf.weak_type)
+        return jax.core.ShapedArray(leaf.shape, dtype, memory_space=memory_space(leaf.memory_kind))
+    return jax.core.ShapedArray(
+        leaf.shape,
+        jax.numpy.dtype(leaf.dtype),
+        weak_type=leaf.weak_type,
+        memory_space=memory_space(leaf.memory_kind),
+    )

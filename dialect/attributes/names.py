@@ -44,6 +44,13 @@ DONOR = "jax.buffer_donor"
 ARGUMENT_INFO = "jax.arg_info"
 RESULT_INFO = "jax.result_info"
 MEMORY_KIND = "mhlo.memory_kind"
+HOST_MEMORY = "pinned_host"
+"""The memory kind of `jax.memory.Space.Host`, which the types of values in JAX have. Any other one besides
+the default is a property of an argument alone."""
+
+# The custom call of JAX that moves a value to another memory, and its attribute with the kind of that.
+PLACE_IN_MEMORY = "annotate_device_placement"
+BUFFER_PLACEMENT = "_xla_buffer_placement"
 
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 """The attribute in which JAX puts the metadata of a call."""

@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.meshes import Sharding, replicated
-from pathways.dialect.attributes.names import BLOCK, CONSTANT, DONATED, LOOP, REPLICA, SHARDING, SLICE
+from pathways.dialect.attributes.names import (
+    BLOCK,
+    CONSTANT,
+    DONATED,
+    LOOP,
+    MEMORY_KIND,
+    REPLICA,
+    SHARDING,
+    SLICE,
+)
 from pathways.dialect.attributes.replica_ports import ReplicaPort
 from pathways.dialect.attributes.shardings import mesh_of, read_mesh, read_sharding
 from pathways.dialect.operations import ops
@@ -435,6 +444,31 @@ def operands_have_expected_shardings(program: ProgramView, report: Report) -> No
                     f"operand #{number} has the sharding {sharding} on @{op.slice}, "
                     f"but @{callee} takes {read_sharding(attrs[SHARDING])}",
                 )
+
+
+def operands_are_in_expected_memory(program: ProgramView, report: Report) -> None:
+    """Operands of a launch, and results of the program, are in the memory that their readers expect."""
+    layouts = Layouts(program.module)
+    expected: dict[str, list[str | None]] = {}
+
+    def check(op: ir.OpView, what: str, value: ir.Value, wanted: str | None, reader: str) -> None:
+        kind = layouts.memory_kind(value)
+        if kind != wanted:
+            names = kind or "device", wanted or "device"
+            report(op, f"{what} is in {names[0]} memory, but {reader} expects it in {names[1]} memory")
+
+    for op, read in program.ops_of(ops.LaunchOp):
+        callee = op.callee
+        if callee not in expected:
+            expected[callee] = [_memory_kind(attrs) for attrs in argument_attrs(program.symbols[callee])]
+        for number, (value, wanted) in enumerate(zip(read, expected[callee], strict=True)):
+            check(op, f"operand #{number}", value, wanted, f"@{callee}")
+    for number, (value, attrs) in enumerate(zip(program.terminator.operands, program.results, strict=True)):
+        check(program.terminator, f"result #{number}", value, _memory_kind(attrs), "the program")
+
+
+def _memory_kind(attrs: Mapping[str, ir.Attribute]) -> str | None:
+    return attrs[MEMORY_KIND].value if MEMORY_KIND in attrs else None
 
 
 def shards_correspond(program: ProgramView, report: Report) -> None:

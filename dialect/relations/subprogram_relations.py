@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.attributes.names import CONSTANT, DONATED, FORM, MAIN, REPLICA, SHARDING, SLICE
+from pathways.dialect.attributes.names import (
+    CONSTANT,
+    DONATED,
+    FORM,
+    MAIN,
+    MEMORY_KIND,
+    REPLICA,
+    SHARDING,
+    SLICE,
+)
 from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
 from pathways.dialect.operations.operation import attribute_of, counted, parts_of, symbol_table
 from pathways.dialect.operations.ops import RepeatOp, RunOp
@@ -23,12 +32,14 @@ class PassedValue(NamedTuple):
     Attributes:
       type: its type, as callers see it.
       is_donated: whether the sub-program consumes it.
-      places: the placement and sharding of each replica's copy, in words.
+      places: the placement, sharding and memory of each replica's copy, in words.
+      memory_kind: its memory kind; None for the default memory of devices.
     """
 
     type: ir.Type
     is_donated: bool
     places: Sequence[str]
+    memory_kind: str | None = None
 
 
 class PartPorts(NamedTuple):
@@ -49,7 +60,8 @@ def ports_of_part(part: ir.OpView | ir.Module) -> PartPorts:
             if CONSTANT in port:
                 continue
             places = [_place(attrs[n]) for n in (first, *copies)]
-            passed.append(PassedValue(_whole(types[first], port), DONATED in port, places))
+            kind = port[MEMORY_KIND].value if MEMORY_KIND in port else None
+            passed.append(PassedValue(_whole(types[first], port), DONATED in port, places, kind))
         sides.append(passed)
     return PartPorts(*sides)
 
@@ -86,9 +98,10 @@ def operands_match_signatures(program: ProgramView, report: Report) -> None:
 
 
 def _place(attrs: dict[str, ir.Attribute]) -> str:
-    """Returns the placement and sharding of a value, in words."""
+    """Returns the placement, sharding and memory of a value, in words."""
     sharded = f", sharded as {attrs[SHARDING]}" if SHARDING in attrs else ""
-    return f"on {attrs.get(SLICE)}{sharded}"
+    memory = f", in {attrs[MEMORY_KIND].value} memory" if MEMORY_KIND in attrs else ""
+    return f"on {attrs.get(SLICE)}{sharded}{memory}"
 
 
 def _whole(type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Type:

@@ -152,6 +152,7 @@ _OF_REPLICAS = (relations.replicas_are_one, relations.replicas_agree)
 _UNROLLED = (*_PLACED, *_OF_REPLICAS, relations.reductions_are_unrolled)
 _SHARDED_AS_EXPECTED = (relations.operands_have_expected_shardings,)
 _CORRESPONDS = (*_SHARDED_AS_EXPECTED, relations.shards_correspond)
+_CAN_RUN = (*_CORRESPONDS, relations.operands_are_in_expected_memory)
 _ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
 
 _BEFORE_UNROLLING = {
@@ -271,7 +272,7 @@ SCHEDULED = Form(
     together=_OF_ONE_MICROBATCH,
     ports=(SLICE,),
     relations=_ORDERED,
-    proofs=(*_CORRESPONDS, relations.order_is_met),
+    proofs=(*_CAN_RUN, relations.order_is_met),
 )
 BOUND = dataclasses.replace(
     SCHEDULED,
@@ -299,7 +300,7 @@ SPLIT = Form(
         host_relations.numbers_differ,
         host_relations.sent_values_last,
     ),
-    proofs=_CORRESPONDS,
+    proofs=_CAN_RUN,
     joint=(
         host_relations.hosts_stand_alone,
         host_relations.ports_agree,

@@ -82,6 +82,7 @@ DISCARDABLE: Mapping[str, Kind] = {
     names.ALIASING: _RESULT_NUMBER,
     names.ARGUMENT_INFO: STRING,
     names.RESULT_INFO: STRING,
+    names.MEMORY_KIND: STRING,
 }
 """The attributes that arguments, results and operations of other dialects may carry and that passes read."""
 

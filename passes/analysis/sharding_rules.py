@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import sdy
 
 from pathways.dialect import run_mlir_passes
 from pathways.dialect.operations.operation import attribute_of
+from pathways.passes.analysis.memory_kinds import placed_in
 
 RULE = "sdy.sharding_rule"
 """Attribute of an operation that holds its rule."""
@@ -66,8 +67,8 @@ class RuleReader:
         name = op.operation.name
         if name == "stablehlo.optimization_barrier":
             return _of_barrier(op)
-        if name.startswith("chlo."):
-            # Shardy knows StableHLO, to which these are lowered.
+        if name.startswith("chlo.") or placed_in(op) is not None:
+            # Shardy knows StableHLO, to which these are lowered, and no moves between memories.
             return _if_elementwise(op)
         attribute = attribute_of(op, RULE)
         if attribute is None or name == "stablehlo.custom_call":

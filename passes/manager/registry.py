@@ -43,6 +43,7 @@ MODULES = {
     "pw-accumulate": "schedule.fuse.accumulate",
     "pw-fuse-launches": "schedule.fuse.fuse_launches",
     "pw-share-loops": "schedule.fuse.share_loops",
+    "pw-assign-memory-kinds": "schedule.memory.assign_memory_kinds",
     "pw-plan-memory": "schedule.memory.plan_memory",
     "pw-bind-slices": "bind.bind_slices",
     "pw-split-hosts": "bind.split_hosts",

@@ -54,7 +54,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the records in the JSON members of bundles; fields are keys."""
 
 
-class Leaf(Record, frozen=True):
+class Leaf(Record, frozen=True, omit_defaults=True):
     """Array that a program accepts or returns.
 
     Attributes:
@@ -64,6 +64,7 @@ class Leaf(Record, frozen=True):
       weak_type: whether its type is weak in JAX.
       slices: the slices that hold it; none for an argument that nothing reads.
       donated: whether the program consumes it.
+      memory_kind: its memory kind, as JAX names it; absent for the default memory of devices.
     """
 
     name: Text
@@ -72,6 +73,7 @@ class Leaf(Record, frozen=True):
     weak_type: bool
     slices: tuple[Symbol, ...]
     donated: bool
+    memory_kind: Text | None = None
 
     @property
     def buffer(self) -> ArrayType:

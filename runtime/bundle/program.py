@@ -15,14 +15,16 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import (
+    argument_attrs,
     donated_arguments,
     form_of,
     make_context,
     ops_named,
     referenced_symbols,
+    result_attrs,
     symbol_table,
 )
-from pathways.dialect.attributes.names import MAIN
+from pathways.dialect.attributes.names import MAIN, MEMORY_KIND
 from pathways.dialect.operations.operation import is_text, parts_of, printed, symbol_name
 from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.verification.forms import PARTS
@@ -34,7 +36,7 @@ from pathways.runtime.bundle.custom_calls import BUNDLE_CALLS, problem_of_call, 
 from pathways.runtime.bundle.file import PROGRAM, Bundle
 from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError, Constant, Leaf
 from pathways.runtime.plan.lower import array_type, plan_of
-from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Result
+from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result
 from pathways.runtime.plan.stored import Stored, StoredComputation
 from pathways.runtime.plan.sub_programs import SubProgramCalls, calls_of
 
@@ -146,6 +148,14 @@ def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
         for sub_program, stored in program.sub_programs.items()
         for name, computation in stored.plan.computations.items()
     }
+    memories = {
+        stored_name(sub_program, step.computation): [
+            tuple(map(stored.plan.memory_kind, slots)) for slots in (step.operands, step.results)
+        ]
+        for sub_program, stored in program.sub_programs.items()
+        for step in stored.plan.steps
+        if isinstance(step, Launch)
+    }
     for name, data in bundle.artifacts().items():
         subject = f"computation '{name}'"
         computation = _parse_artifact(bundle, subject, bytes(data), context)
@@ -162,6 +172,12 @@ def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
             raise _error(
                 bundle, f"{subject} is of type {main.type}, which differs from what the program declares"
             )
+        kinds = [
+            tuple(attrs[MEMORY_KIND].value if MEMORY_KIND in attrs else None for attrs in ports)
+            for ports in (argument_attrs(main), result_attrs(main))
+        ]
+        if kinds != memories[name]:
+            raise _error(bundle, f"{subject} is for other memory than the program declares")
         if sorted(donated_arguments(main)) != list(declared.donated):
             raise _error(bundle, f"{subject} donates other arguments than the program declares")
     _check_same(bundle, "custom calls", set(bundle.manifest.custom_calls), calls)
@@ -417,8 +433,8 @@ def _check_plans(bundle: Bundle, program: StoredProgram) -> None:
 def _leaves(
     leaves: Iterable[Leaf], values: Iterable[Argument | Result]
 ) -> tuple[Sequence[object], Sequence[object]]:
-    listed = [(leaf.buffer, leaf.donated, set(leaf.slices)) for leaf in leaves]
-    planned = [(v.type, isinstance(v, Argument) and v.donated, set(v.slots)) for v in values]
+    listed = [(leaf.buffer, leaf.donated, set(leaf.slices), leaf.memory_kind) for leaf in leaves]
+    planned = [(v.type, isinstance(v, Argument) and v.donated, set(v.slots), v.memory_kind) for v in values]
     return listed, planned
 
 

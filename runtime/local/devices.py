@@ -110,6 +110,19 @@ def devices_of(binding: Binding) -> tuple[jax.Device, ...]:
     return tuple(_handles[device.platform, device.id] for device in binding.devices)
 
 
+def memory_kinds() -> tuple[str, ...]:
+    """Returns the kinds of memory that each device of the cluster has, as JAX names them.
+
+    Devices of hosts have those of their platform in this process, if it has any, else those of JAX's types.
+    """
+    handles = [
+        _handles[key] for device in cluster().devices if (key := (device.platform, device.id)) in _handles
+    ]
+    if not handles:
+        return ("device", "pinned_host")
+    return tuple(memory.kind for memory in handles[0].addressable_memories())
+
+
 def live_arrays(platform: str | None = None) -> list[jax.Array]:
     """Returns the live arrays of this process on devices of a platform, or of all platforms.
 

@@ -122,6 +122,7 @@ class LocalTarget(StepTarget):
                 self._devices[transfer.dst],
                 self._readers(transfer.operands),
                 self._makers(transfer.results),
+                self._plan.memory_kind(transfer.results[0]),
             )
         return self._routed[key]
 
@@ -161,7 +162,8 @@ class LocalTarget(StepTarget):
         """
         devices = self._devices[slice]
         routes = [tuple((n, k) for k in range(len(devices))) for n in range(len(operands))]
-        return pjrt.route(routes, devices, self._readers(operands), self._makers(results))
+        kind = self._plan.memory_kind(results[0])
+        return pjrt.route(routes, devices, self._readers(operands), self._makers(results), kind)
 
     def _on_all_devices(self, launch: Launch) -> Kernel:
         """Returns a kernel that executes once for all devices of the slice."""
@@ -186,10 +188,12 @@ class LocalTarget(StepTarget):
     def _on_each_device(self, launch: Launch) -> Kernel:
         """Returns a kernel that executes on each device of the slice by itself, with its shards."""
         check_shards(self._plan, launch)
+        kinds = [self._plan.memory_kind(slot) for slot in launch.results]
+        types = self._plan.computations[launch.computation].results
         execute = pjrt.on_each_device(
             self._executables[launch.computation, launch.slice],
             self._devices[launch.slice],
-            [aval_of(type_) for type_ in self._plan.computations[launch.computation].results],
+            [(aval_of(type_, kind), kind) for type_, kind in zip(types, kinds, strict=True)],
             self._readers(launch.operands),
             self._makers(launch.results),
         )

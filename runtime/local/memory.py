@@ -9,7 +9,7 @@ from typing import Any
 
 from pathways.passes.schedule.memory.live_bytes import LiveBytes
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
-from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send
+from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send, Slot
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.timelines.tables import html_table, size, table
@@ -22,7 +22,9 @@ Stats = Mapping[tuple[str, str], Any]
 class SliceMemory:
     """Memory that one call of a program uses on a slice, in bytes over all its devices together.
 
-    The devices of a slice use equal amounts. The names are those of `jax.stages.Compiled.memory_analysis()`.
+    The devices of a slice use equal amounts. The names are those of `jax.stages.Compiled.memory_analysis()`:
+    what begins with `host_` is memory of the host that devices use, such as `pinned_host`, and all else the
+    default memory of the devices.
 
     Attributes:
       devices: the number of devices.
@@ -35,6 +37,11 @@ class SliceMemory:
       generated_code_size_in_bytes: the code of the computations; not included in the peak.
       peak_memory_in_bytes: the maximum that is live at any time, if the steps run in the order of the plan:
         arguments, intermediates, results, and the temporaries of the running launch.
+      host_argument_size_in_bytes: the arguments in memory of the host.
+      host_output_size_in_bytes: the results there.
+      host_alias_size_in_bytes: the donated arguments there.
+      host_temp_size_in_bytes: the temporaries there, by XLA's own analysis.
+      host_peak_memory_in_bytes: the maximum that is live there at any time.
     """
 
     devices: int
@@ -44,6 +51,11 @@ class SliceMemory:
     temp_size_in_bytes: int
     generated_code_size_in_bytes: int
     peak_memory_in_bytes: int
+    host_argument_size_in_bytes: int = 0
+    host_output_size_in_bytes: int = 0
+    host_alias_size_in_bytes: int = 0
+    host_temp_size_in_bytes: int = 0
+    host_peak_memory_in_bytes: int = 0
 
 
 class MemoryAnalysis(dict[str, SliceMemory]):
@@ -68,7 +80,8 @@ class MemoryAnalysis(dict[str, SliceMemory]):
             "peak",
             "peak of a device",
         )
-        rows = [
+        uses_host = any(memory.host_peak_memory_in_bytes for memory in self.values())
+        rows: list[tuple[str, ...]] = [
             (
                 name,
                 str(memory.devices),
@@ -79,10 +92,11 @@ class MemoryAnalysis(dict[str, SliceMemory]):
                 size(memory.generated_code_size_in_bytes),
                 size(memory.peak_memory_in_bytes),
                 size(memory.peak_memory_in_bytes // memory.devices),
+                *([size(memory.host_peak_memory_in_bytes)] if uses_host else []),
             )
             for name, memory in self.items()
         ]
-        return [header, *rows]
+        return [(*header, *(["peak in host memory"] if uses_host else [])), *rows]
 
 
 def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
@@ -93,24 +107,47 @@ def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
       stats: the result of `load.stats_of` for its computations. Temporaries and code of others count as zero.
     """
     names = list(plan.slices)
-    peaks = dict(zip(names, _peaks(plan, stats, [[name] for name in names]), strict=True))
+    # By the prefix of the names of fields.
+    kinds = {"": False, **({"host_": True} if plan.slot_kinds else {})}
+    groups = [[name] for name in names]
+    peaks = {
+        prefix: dict(zip(names, _peaks(plan, stats, groups, on_host=on_host), strict=True))
+        for prefix, on_host in kinds.items()
+    }
     analysis = MemoryAnalysis()
     for name, spec in plan.slices.items():
-        arguments = {a.slots[name]: a.donated for a in plan.arguments if name in a.slots}
-        results = [result.slots[name] for result in plan.results if name in result.slots]
-        nbytes = {slot: plan.shard_type(slot).nbytes for slot in (*arguments, *results)}
         of_slice = [value for (_, on), value in stats.items() if on == name]
         of_a_device = {
-            "argument_size_in_bytes": sum(nbytes[slot] for slot in arguments),
-            "output_size_in_bytes": sum(nbytes[slot] for slot in results),
-            "alias_size_in_bytes": sum(nbytes[slot] for slot, donated in arguments.items() if donated),
-            "temp_size_in_bytes": max((value.temp_size_in_bytes for value in of_slice), default=0),
-            "generated_code_size_in_bytes": sum(value.generated_code_size_in_bytes for value in of_slice),
-            "peak_memory_in_bytes": peaks[name],
+            "generated_code_size_in_bytes": sum(value.generated_code_size_in_bytes for value in of_slice)
         }
+        for prefix, on_host in kinds.items():
+            temporaries = f"{prefix}temp_size_in_bytes"
+            of_a_device |= {
+                f"{prefix}{field}": count for field, count in _port_bytes(plan, name, on_host).items()
+            }
+            of_a_device[temporaries] = max((getattr(value, temporaries) for value in of_slice), default=0)
+            of_a_device[f"{prefix}peak_memory_in_bytes"] = peaks[prefix][name]
         sizes = {field: spec.size * count for field, count in of_a_device.items()}
         analysis[name] = SliceMemory(spec.size, **sizes)
     return analysis
+
+
+def _port_bytes(plan: Plan, name: str, on_host: bool) -> dict[str, int]:
+    """Returns the bytes of arguments and results on each device of a slice, in one of its memories."""
+    arguments = {a.slots[name]: a.donated for a in plan.arguments if name in a.slots}
+    results = [result.slots[name] for result in plan.results if name in result.slots]
+    nbytes = {slot: _nbytes(plan, slot, on_host) for slot in (*arguments, *results)}
+    return {
+        "argument_size_in_bytes": sum(nbytes[slot] for slot in arguments),
+        "output_size_in_bytes": sum(nbytes[slot] for slot in results),
+        "alias_size_in_bytes": sum(nbytes[slot] for slot, donated in arguments.items() if donated),
+    }
+
+
+def _nbytes(plan: Plan, slot: Slot, on_host: bool) -> int:
+    """Returns the bytes of a slot on each device in one of its memories; 0 if the slot is in the other."""
+    is_there = (plan.memory_kind(slot) is not None) == on_host
+    return plan.shard_type(slot).nbytes if is_there else 0
 
 
 def analyze_sub_programs(
@@ -126,6 +163,24 @@ def analyze_sub_programs(
       plans: the plan of each sub-program.
       analyses: the memory that one call of each sub-program uses.
     """
+    prefixes = ["", "host_"] if any(plan.slot_kinds for plan in plans.values()) else [""]
+    of_memories = {prefix: _of_calls(calls, plans, analyses, prefix) for prefix in prefixes}
+    analysis = MemoryAnalysis()
+    for name, of_last in analyses[calls.calls[-1].sub_program].items():
+        codes = [analyses[call.sub_program][name].generated_code_size_in_bytes for call in calls.calls]
+        sizes = {field: n for of_memory in of_memories.values() for field, n in of_memory[name].items()}
+        analysis[name] = SliceMemory(of_last.devices, generated_code_size_in_bytes=sum(codes), **sizes)
+    return analysis
+
+
+def _of_calls(
+    calls: SubProgramCalls,
+    plans: Mapping[str, Plan],
+    analyses: Mapping[str, MemoryAnalysis],
+    prefix: str,
+) -> dict[str, dict[str, int]]:
+    """Returns, for each slice, the fields of one of its memories: those whose names have the prefix."""
+    on_host = bool(prefix)
     sizes: dict[int, dict[str, int]] = {}
     constants: dict[str, dict[str, int]] = {}
     for call in calls.calls:
@@ -133,9 +188,9 @@ def analyze_sub_programs(
         passed = [argument for argument in plan.arguments if argument.constant is None]
         ports: list[Argument | Result] = [*passed, *plan.results]
         for number, port in zip((*call.operands, *call.results), ports, strict=True):
-            sizes.setdefault(number, {}).update(_bytes_by_slice(plan, port))
+            sizes.setdefault(number, {}).update(_bytes_by_slice(plan, port, on_host))
         constants[call.sub_program] = _sum(
-            _bytes_by_slice(plan, a) for a in plan.arguments if a.constant is not None
+            _bytes_by_slice(plan, a, on_host) for a in plan.arguments if a.constant is not None
         )
     arguments = range(len(calls.arguments))
     producers = {n: k for k, call in enumerate(calls.calls) for n in call.results}
@@ -155,28 +210,29 @@ def analyze_sub_programs(
         return _sum([*waiting, *(of for name, of in constants.items() if name != call.sub_program)])
 
     in_addition = [other_bytes(k, call) for k, call in enumerate(calls.calls)]
-    analysis = MemoryAnalysis()
+    found = {}
     for name, of_last in analyses[calls.calls[-1].sub_program].items():
         of_calls = [analyses[call.sub_program][name] for call in calls.calls]
-        analysis[name] = SliceMemory(
-            of_last.devices,
-            sum(sizes.get(n, {}).get(name, 0) for n in arguments)
+        peaks = [getattr(memory, f"{prefix}peak_memory_in_bytes") for memory in of_calls]
+        own = {n: size.get(name, 0) for n, size in sizes.items()}
+        found[name] = {
+            f"{prefix}argument_size_in_bytes": sum(own.get(n, 0) for n in arguments)
             + sum(c.get(name, 0) for c in constants.values()),
-            of_last.output_size_in_bytes,
-            sum(sizes.get(n, {}).get(name, 0) for n in calls.donated),
-            max(memory.temp_size_in_bytes for memory in of_calls),
-            sum(memory.generated_code_size_in_bytes for memory in of_calls),
-            max(
-                memory.peak_memory_in_bytes + additional.get(name, 0)
-                for memory, additional in zip(of_calls, in_addition, strict=True)
+            f"{prefix}output_size_in_bytes": getattr(of_last, f"{prefix}output_size_in_bytes"),
+            f"{prefix}alias_size_in_bytes": sum(own.get(n, 0) for n in calls.donated),
+            f"{prefix}temp_size_in_bytes": max(
+                getattr(memory, f"{prefix}temp_size_in_bytes") for memory in of_calls
             ),
-        )
-    return analysis
+            f"{prefix}peak_memory_in_bytes": max(
+                peak + additional.get(name, 0) for peak, additional in zip(peaks, in_addition, strict=True)
+            ),
+        }
+    return found
 
 
-def _bytes_by_slice(plan: Plan, port: Argument | Result) -> dict[str, int]:
+def _bytes_by_slice(plan: Plan, port: Argument | Result, on_host: bool) -> dict[str, int]:
     """Returns the bytes of an argument or result on each slice, over all its devices together."""
-    return {name: plan.shard_type(slot).nbytes * plan.slices[name].size for name, slot in port.slots.items()}
+    return {name: _nbytes(plan, slot, on_host) * plan.slices[name].size for name, slot in port.slots.items()}
 
 
 def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -231,13 +287,20 @@ def _sharing(bindings: Mapping[str, Binding]) -> list[list[str]]:
     return [list(group) for group in dict.fromkeys(map(tuple, on_device.values()))]
 
 
-def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Sequence[str]]) -> list[int]:
+def _peaks(
+    plan: Plan,
+    stats: Mapping[tuple[str, str], Any],
+    groups: Sequence[Sequence[str]],
+    *,
+    on_host: bool = False,
+) -> list[int]:
     """Returns the maximum of live bytes on a device, for each group of slices that share it.
 
     Args:
       plan: the program.
       stats: XLA's analysis of computations on slices, for the temporaries of their launches.
       groups: names of slices.
+      on_host: whether to count what is in memory of the host instead of that in the default memory.
     """
     members = {name: [n for n, group in enumerate(groups) if name in group] for name in plan.slices}
     live: LiveBytes[int] = LiveBytes()
@@ -252,19 +315,20 @@ def _peaks(plan: Plan, stats: Mapping[tuple[str, str], Any], groups: Sequence[Se
 
     for changes in slot_changes(plan):
         for slot in changes.freed:
-            remove(plan.slot_slices[slot], plan.shard_type(slot).nbytes)
+            remove(plan.slot_slices[slot], _nbytes(plan, slot, on_host))
         for slot in changes.filled:
-            add(plan.slot_slices[slot], plan.shard_type(slot).nbytes)
+            add(plan.slot_slices[slot], _nbytes(plan, slot, on_host))
         step = None if changes.step == BEFORE else plan.steps[changes.step]
         if isinstance(step, Launch) and (step.computation, step.slice) in stats:
-            temporaries = stats[step.computation, step.slice].temp_size_in_bytes
+            of_launch = stats[step.computation, step.slice]
+            temporaries = of_launch.host_temp_size_in_bytes if on_host else of_launch.temp_size_in_bytes
             add(step.slice, temporaries)
             remove(step.slice, temporaries)
         # Never removed: the copy lives at least until the end of the step, see `Send`.
         if isinstance(step, Send) and step.copy:
-            add(step.src, sum(plan.shard_type(slot).nbytes for slot in step.operands))
+            add(step.src, sum(_nbytes(plan, slot, on_host) for slot in step.operands))
     for number, result in enumerate(plan.results):
         for name, slot in result.slots.items():
             if plan.uncopied_slots.get(slot) != number:
-                add(name, plan.shard_type(slot).nbytes)
+                add(name, _nbytes(plan, slot, on_host))
     return [live.peak.get(group, 0) for group in range(len(groups))]

@@ -38,9 +38,10 @@ def slot_arrays(plan: Plan, meshes: Mapping[str, Mesh], result_avals: Sequence[p
     return SlotArrays(_shardings(plan, meshes), _avals(plan, result_avals), _in_shards(plan))
 
 
-def aval_of(type_: ArrayType) -> pjrt.Aval:
-    """Returns the aval of a type of the plan, without a weak type or extended dtype."""
-    return jax.core.ShapedArray(type_.shape, jax.numpy.dtype(type_.dtype))
+def aval_of(type_: ArrayType, kind: str | None = None) -> pjrt.Aval:
+    """Returns the aval of a type of the plan in a memory, without a weak type or extended dtype."""
+    space = pjrt.memory_space(kind)
+    return jax.core.ShapedArray(type_.shape, jax.numpy.dtype(type_.dtype), memory_space=space)
 
 
 def aval_of_block(result: Result, aval: pjrt.Aval) -> pjrt.Aval:
@@ -49,17 +50,18 @@ def aval_of_block(result: Result, aval: pjrt.Aval) -> pjrt.Aval:
 
 
 def _shardings(plan: Plan, meshes: Mapping[str, Mesh]) -> dict[Slot, NamedSharding]:
-    shared: dict[tuple[str, tuple[tuple[str, ...], ...]], NamedSharding] = {}
+    shared: dict[tuple[str, tuple[tuple[str, ...], ...], str | None], NamedSharding] = {}
     shardings = {}
     for slot, slice in plan.slot_slices.items():
         dims = plan.sharding(slot)
         # Trailing dimensions without axes mean nothing; without these, equal shardings have one key.
         while dims and not dims[-1]:
             dims = dims[:-1]
-        if (slice, dims) not in shared:
+        key = (slice, dims, plan.memory_kind(slot))
+        if key not in shared:
             spec = PartitionSpec(*[axes[0] if len(axes) == 1 else axes or None for axes in dims])
-            shared[slice, dims] = NamedSharding(meshes[slice], spec)
-        shardings[slot] = shared[slice, dims]
+            shared[key] = NamedSharding(meshes[slice], spec, memory_kind=plan.memory_kind(slot))
+        shardings[slot] = shared[key]
     return shardings
 
 
@@ -69,7 +71,7 @@ def _avals(plan: Plan, result_avals: Sequence[pjrt.Aval]) -> list[pjrt.Aval]:
     It cannot for extended dtypes: a later step would not accept such an array. A transfer keeps the aval of
     its source.
     """
-    avals = [aval_of(type_) for type_ in plan.slot_types]
+    avals = [aval_of(type_, plan.memory_kind(slot)) for slot, type_ in enumerate(plan.slot_types)]
     of_results = {
         slot: aval_of_block(result, aval)
         for result, aval in zip(plan.results, result_avals, strict=True)

@@ -22,7 +22,9 @@ from pathways.dialect.attributes.names import (
     DONATED,
     HOST,
     MAIN,
+    MEMORY_KIND,
     NUMBER,
+    PLACE_IN_MEMORY,
     REPLICA,
     SHARDING,
     SLICE,
@@ -152,6 +154,7 @@ class _Flattener:
         self.slices = dialect.argument_slices(self.main)
         self.slot_types: list[ArrayType] = []
         self.slot_shardings: list[tuple[tuple[str, ...], ...]] = []
+        self.slot_kinds: list[str | None] = []
         self.slots: dict[ir.Value, dict[str, Slot]] = {}
         self.callees = list(dict.fromkeys(op.callee for op in self.ops if isinstance(op, dialect.LaunchOp)))
         self.sent = {
@@ -165,6 +168,7 @@ class _Flattener:
     def new_slot(self, value: ir.Value, slice_name: str) -> Slot:
         self.slot_types.append(array_type(value.type))
         self.slot_shardings.append(self.layouts.of(value, slice_name).dims)
+        self.slot_kinds.append(self.layouts.memory_kind(value))
         slot = len(self.slot_types) - 1
         self.slots.setdefault(value, {})[slice_name] = slot
         return slot
@@ -190,6 +194,7 @@ class _Flattener:
             steps=tuple(steps),
             slot_types=tuple(self.slot_types),
             slot_shardings=tuple(self.slot_shardings),
+            slot_kinds=tuple(self.slot_kinds) if any(self.slot_kinds) else (),
             constants={
                 op.sym_name: self.stored.constants[op.sym_name] if self.stored else _array(op.value)
                 for op in dialect.ops_named(self.module, ["pw.constant"])
@@ -255,8 +260,8 @@ class _Flattener:
                     for slice_name in slices or ():
                         self.new_slot(value, slice_name)
             constant = attrs[group[0]][CONSTANT].value if CONSTANT in attrs[group[0]] else None
-            type_, slots, replicas = self.port(values, [attrs[n] for n in group])
-            arguments.append(Argument(type_, slots, donated, constant, replicas))
+            type_, slots, replicas, kind = self.port(values, [attrs[n] for n in group])
+            arguments.append(Argument(type_, slots, donated, constant, replicas, kind))
         return arguments
 
     def flatten_results(self) -> tuple[Result, ...]:
@@ -268,7 +273,7 @@ class _Flattener:
 
     def port(
         self, values: Sequence[ir.Value], attrs: Sequence[Mapping[str, ir.Attribute]]
-    ) -> tuple[ArrayType, dict[str, Slot], Replicas | None]:
+    ) -> tuple[ArrayType, dict[str, Slot], Replicas | None, str | None]:
         """Joins the values of all replicas to the one argument or result that callers pass or get."""
         # A constant is one value on the slices of all replicas; each replica has only those of its own port.
         by_replica = [
@@ -280,14 +285,14 @@ class _Flattener:
             for value, attr in zip(values, attrs, strict=True)
         ]
         slots = {name: slot for of_replica in by_replica for name, slot in of_replica.items()}
-        type_ = array_type(values[0].type)
+        type_, kind = array_type(values[0].type), self.layouts.memory_kind(values[0])
         if REPLICA not in attrs[0]:
-            return type_, slots, None
+            return type_, slots, None, kind
         ports = [ReplicaPort.read(attr[REPLICA]) for attr in attrs]
         count, split = ports[0].count, ports[0].split
         type_ = dataclasses.replace(type_, shape=ports[0].whole(type_.shape))
         slices = tuple(map(tuple, by_replica))
-        return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split)
+        return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split), kind
 
     def slice_spec(self, op: dialect.SliceOp) -> SliceSpec:
         names, sizes = _mesh_axes(self.symbols[op.mesh])
@@ -301,19 +306,11 @@ class _Flattener:
         return Launch(op.callee, op.slice, operands, results, label, origins, op.microbatch, op.loop)
 
     def transfer(self, op: dialect.TransferOp) -> Transfer:
-        self.check_memory(op)
         slices = dialect.slices_of(op.operands[0], self.slices) or ()
         src = self.symbols[op.channel].src if op.channel is not None else slices[0]
         operands = tuple(self.slots[v][src] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
         return Transfer(operands, results, src, op.slice, self.routes(op, op.slice), op.channel)
-
-    def check_memory(self, op: dialect.TransferOp | dialect.RecvOp) -> None:
-        if op.memory_kind is not None:
-            raise ValueError(
-                f"program '{self.name}': a transfer to @{op.slice} requests memory kind '{op.memory_kind}', "
-                "but this runtime only moves values to the default memory of devices"
-            )
 
     def routes(
         self, op: dialect.TransferOp | dialect.SendOp | dialect.RecvOp, dst: str
@@ -338,7 +335,6 @@ class _Flattener:
         )
 
     def receive(self, op: dialect.RecvOp) -> Receive:
-        self.check_memory(op)
         src = self.symbols[op.channel].src
         return Receive(
             results=tuple(self.new_slot(r, op.slice) for r in op.results),
@@ -471,6 +467,10 @@ class _Flattener:
                         pending.append(symbol)
                         visited.add(symbol)
                 if op.name == "stablehlo.custom_call":
+                    if op.attributes["call_target_name"].value == PLACE_IN_MEMORY:
+                        # Only XLA has to keep it, which removes operations without effects.
+                        op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+                        return ir.WalkResult.ADVANCE
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
                     effects = effects or (
                         "has_side_effect" in op.attributes and op.attributes["has_side_effect"].value
@@ -539,6 +539,13 @@ def _local_computation(name: str, function: ir.OpView) -> Computation:
     returned.operation.erase()
     body.append_to(main.body)
     copy.erase()
+    for read, write in (
+        (dialect.argument_attrs, dialect.set_argument_attrs),
+        (dialect.result_attrs, dialect.set_result_attrs),
+    ):
+        ports = [{n: a for n, a in attrs.items() if n == MEMORY_KIND} for attrs in read(function)]
+        if any(ports):
+            write(main, ports)
     return Computation(
         name=name,
         module=_bytecode(extracted),

@@ -243,6 +243,7 @@ class Argument:
       donated: whether the program consumes it.
       constant: the name of the program constant that it holds, None for an argument that the caller passes.
       replicas: its distribution over replicas; None in a program without replicas.
+      memory_kind: its memory kind; None for the default memory of devices.
     """
 
     type: ArrayType
@@ -250,6 +251,7 @@ class Argument:
     donated: bool = False
     constant: str | None = None
     replicas: Replicas | None = None
+    memory_kind: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,11 +262,13 @@ class Result:
       type: its type.
       slots: the slot that holds it, by slice; several slices for a mirrored result.
       replicas: its distribution over replicas; None in a program without replicas.
+      memory_kind: its memory kind; None for the default memory of devices.
     """
 
     type: ArrayType
     slots: Mapping[str, Slot]
     replicas: Replicas | None = None
+    memory_kind: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +286,8 @@ class Plan:
       slot_types: the type of the array in each slot.
       slot_shardings: for each slot and dimension the mesh axes that split it; a slot with an empty tuple is
         replicated in all dimensions.
+      slot_kinds: the memory kind of the array in each slot, None for the default memory of devices; empty if
+        all are in that.
       constants: the bytes-like arrays (numpy) of program constants, by name.
       peak_bytes: the maximum of bytes that are live on each slice, without temporaries inside computations.
       channels: the number of values that each channel has room for, by the name of the channel.
@@ -300,6 +306,7 @@ class Plan:
     steps: tuple[Step, ...]
     slot_types: tuple[ArrayType, ...]
     slot_shardings: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    slot_kinds: tuple[str | None, ...] = ()
     constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
     peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     channels: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -312,6 +319,10 @@ class Plan:
         """Returns the mesh axes that split each dimension of the array in a slot."""
         written = self.slot_shardings[slot] if self.slot_shardings else ()
         return written or ((),) * len(self.slot_types[slot].shape)
+
+    def memory_kind(self, slot: Slot) -> str | None:
+        """Returns the memory kind of the array in a slot; None for the default memory of devices."""
+        return self.slot_kinds[slot] if self.slot_kinds else None
 
     @functools.cached_property
     def slot_slices(self) -> Mapping[Slot, str]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import form_of, symbol_table
-from pathways.dialect.attributes.names import MAIN
+from pathways.dialect import argument_attrs, form_of, symbol_table
+from pathways.dialect.attributes.names import MAIN, MEMORY_KIND
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.operations.ops import RepeatOp
 from pathways.dialect.relations.subprogram_relations import ports_of_part
@@ -29,6 +29,7 @@ class SubProgramCall:
       operands: the values that it reads.
       results: the values that it produces.
       types: the types of its results, as callers see them.
+      kinds: the memory kinds of its results, None for the default memory of devices.
       until: the number of the result that holds the exit flag of a repeated sub-program; None for one that
         runs once.
       last: the values that nothing reads after the call.
@@ -38,6 +39,7 @@ class SubProgramCall:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     types: tuple[ArrayType, ...]
+    kinds: tuple[str | None, ...]
     until: int | None
     last: tuple[int, ...]
 
@@ -48,11 +50,13 @@ class SubProgramCalls:
 
     Attributes:
       arguments: the types of its arguments.
+      argument_kinds: the memory kinds of its arguments, None for the default memory of devices.
       donated: the numbers of the arguments that it consumes.
       calls: its calls, in order; the results of the last one are those of the program.
     """
 
     arguments: tuple[ArrayType, ...]
+    argument_kinds: tuple[str | None, ...]
     donated: frozenset[int]
     calls: tuple[SubProgramCall, ...]
 
@@ -83,7 +87,8 @@ class SubProgramCalls:
                 for name, n in self.consumers(number)
                 for slice, slot in passed[name][n].slots.items()
             }
-            arguments.append(Argument(type_, slots, number in self.donated))
+            kind = self.argument_kinds[number]
+            arguments.append(Argument(type_, slots, number in self.donated, memory_kind=kind))
         return arguments, plans[self.calls[-1].sub_program].results
 
 
@@ -122,6 +127,7 @@ def calls_of(module: ir.Module) -> SubProgramCalls:
                 operands,
                 results,
                 tuple(array_type(value.type) for value in op.results),
+                tuple(port.memory_kind for port in ports.outputs),
                 op.until if isinstance(op, RepeatOp) else None,
                 tuple(sorted({*operands, *results} - needed)),
             )
@@ -129,6 +135,7 @@ def calls_of(module: ir.Module) -> SubProgramCalls:
         needed.update(operands)
     return SubProgramCalls(
         tuple(array_type(value.type) for value in block.arguments),
+        tuple(attrs[MEMORY_KIND].value if MEMORY_KIND in attrs else None for attrs in argument_attrs(main)),
         frozenset(n for n in range(len(block.arguments)) if n in consumed),
         tuple(reversed(calls)),
     )

@@ -122,7 +122,7 @@ def timeline_of(
 
 
 def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
-    """Returns the live bytes of each slice over time.
+    """Returns the live bytes in the default memory of each slice over time.
 
     A result lives from the start of its step, a released array until its last reader is complete.
     """
@@ -137,7 +137,7 @@ def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
 
     def change(slot: Slot, moment: _Moment, sign: int) -> None:
         slice = plan.slot_slices[slot]
-        if slice in unknown:
+        if slice in unknown or plan.memory_kind(slot) is not None:
             return
         curves[slice].append((moment, sign * plan.shard_type(slot).nbytes * plan.slices[slice].size))
 

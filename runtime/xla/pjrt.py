@@ -88,6 +88,11 @@ def device_list(devices: Sequence[jax.Device]) -> Any:
     return _jax.DeviceList(tuple(devices))
 
 
+def memory_space(kind: str | None) -> Any:
+    """Returns the memory in the types of arrays of a memory kind; None is the default memory of devices."""
+    return core.mem_kind_to_space(kind)
+
+
 def compile_options(devices: Sequence[jax.Device], operands: int, results: int) -> Any:
     """Returns the options with which `jax.jit` compiles a module for `devices`.
 
@@ -425,6 +430,7 @@ def route(
     devices: Sequence[jax.Device],
     read: Sequence[ShardReader],
     join: Sequence[ShardMaker],
+    kind: str | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """Returns a function that copies single shards of arrays, and joins the copies to other arrays.
 
@@ -436,10 +442,12 @@ def route(
       devices: the devices of the results.
       read: returns the shards of each operand.
       join: joins the shards of each result.
+      kind: the memory kind of the copies; None for the default memory of devices.
     """
     picks = [pick for result in routes for pick in result]
     lists = [device_list((device,)) for device in devices] * len(routes)
-    shardings: list[Any] = [jax.sharding.SingleDeviceSharding(device) for device in devices] * len(routes)
+    places: list[Any] = [jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for device in devices]
+    shardings = places * len(routes)
     semantics = [ALWAYS_COPY] * len(picks)
     count = len(devices)
 
@@ -455,7 +463,7 @@ def route(
 def on_each_device(
     executables: Sequence[LoadedExecutable],
     devices: Sequence[jax.Device],
-    shards: Sequence[Aval],
+    shards: Sequence[tuple[Aval, str | None]],
     read: Sequence[ShardReader],
     join: Sequence[ShardMaker],
 ) -> Callable[[list[Any]], list[Any]]:
@@ -464,14 +472,17 @@ def on_each_device(
     Args:
       executables: one for each device.
       devices: the devices.
-      shards: the avals of the results of each executable.
+      shards: the avals of the results of each executable, and their memory kinds.
       read: returns the shards of each operand.
       join: joins the shards of each result.
     """
     launches = [
         (
             executable.execute_sharded,
-            [shard_joiner(aval, jax.sharding.SingleDeviceSharding(device)) for aval in shards],
+            [
+                shard_joiner(aval, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
+                for aval, kind in shards
+            ],
         )
         for executable, device in zip(executables, devices, strict=True)
     ]

@@ -19,8 +19,10 @@ from pathways.dialect.attributes.names import (
     MAIN,
 )
 from pathways.dialect.operations.traits import Trait
+from pathways.dialect.relations.program_view import read_function
 from pathways.dialect.verification.forms import PARTS, SHARDED
 from pathways.passes.analysis.functions import body_block, unique_name
+from pathways.passes.analysis.memory_kinds import kinds_of_values, uses_memory_kinds
 from pathways.passes.analysis.operations import captured
 from pathways.passes.manager.base import Pass, fail, main_function
 from pathways.passes.schedule.chunks.sub_programs import ProgramPort, SubProgram, SubProgramWriter
@@ -109,7 +111,8 @@ class _ChunkSplitter:
         last = self.sub_programs[-1]
         subs = [sub for sub in self.sub_programs if sub.kept or sub.outputs]
         # Before the whole is erased: each is written from a copy of it.
-        modules = [SubProgramWriter(self.module, sub, is_last=sub is last).write() for sub in subs]
+        kinds = self.memory_kinds()
+        modules = [SubProgramWriter(self.module, sub, kinds, is_last=sub is last).write() for sub in subs]
         self.write_main(subs)
         for op in list(self.module.body.operations):
             if op.operation.name in ("pw.loop", "pw.constant") or (
@@ -238,6 +241,13 @@ class _ChunkSplitter:
             is_kept = port.operation is None and DONATED not in self.arguments[port.number]
             if sub.loop is None and not is_kept:
                 sub.donated.add(port)
+
+    def memory_kinds(self) -> dict[ProgramPort, str | None]:
+        """Returns the memory kind of each value; of none if all are in the default memory of devices."""
+        program = read_function(self.module, self.symbols, self.main)
+        if not uses_memory_kinds(program):
+            return {}
+        return {self.port(value): kind for value, kind in kinds_of_values(program, {}).items()}
 
     def write_main(self, subs: Sequence[SubProgram]) -> None:
         """Replaces `@main` by one that runs the sub-programs; it has no arguments for constants."""

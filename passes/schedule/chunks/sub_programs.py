@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 import pathways.dialect as dialect
-from pathways.dialect.attributes.names import CONSTANT, DONATED, SHARDING, SLICE
+from pathways.dialect.attributes.names import CONSTANT, DONATED, MEMORY_KIND, SHARDING, SLICE
 from pathways.dialect.attributes.shardings import sharding_of
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.passes.analysis.computations import Computations
@@ -64,11 +64,20 @@ class SubProgramWriter:
     Args:
       whole: the module of the whole program.
       sub_program: the sub-program; a `pw.carry` in it begins an iteration.
+      kinds: the memory kinds of values of the whole; others are in the default memory of devices.
       is_last: whether it returns the results of the whole.
     """
 
-    def __init__(self, whole: ir.Module, sub_program: SubProgram, *, is_last: bool) -> None:
+    def __init__(
+        self,
+        whole: ir.Module,
+        sub_program: SubProgram,
+        kinds: Mapping[ProgramPort, str | None],
+        *,
+        is_last: bool,
+    ) -> None:
         self.sub_program = sub_program
+        self.kinds = kinds
         self.is_last = is_last
         self.module = ir.Module.parse(bytecode_of(whole), whole.context)
         self.main = main_function(self.module)
@@ -84,7 +93,7 @@ class SubProgramWriter:
         types = [self.value(port).type for port in sub.inputs]
         terminator = self.operations[-1]
         # Before anything is replaced.
-        outputs = [(self.value(p), self.place(self.value(p))) for p in sub.outputs]
+        outputs = [(self.value(p), self.place(p)) for p in sub.outputs]
         added = [block.add_argument(type_, location) for type_ in types]
         if not self.is_last:
             with ir.InsertionPoint(terminator), location:
@@ -120,9 +129,12 @@ class SubProgramWriter:
     def value(self, port: ProgramPort) -> ir.Value:
         return port.value(body_block(self.main), self.operations)
 
-    def place(self, value: ir.Value) -> dict[str, ir.Attribute]:
-        """Returns the attributes for the slices of a value and for its sharding."""
+    def place(self, port: ProgramPort) -> dict[str, ir.Attribute]:
+        """Returns the attributes for the slices of a value, for its sharding and its memory."""
+        value = self.value(port)
         attributes = {SLICE: dialect.make_slices(dialect.slices_of(value) or ())}
+        if (kind := self.kinds.get(port)) is not None:
+            attributes[MEMORY_KIND] = ir.StringAttr.get(kind)
         sharding = sharding_of(value, self.symbols, self.sources)
         return attributes if sharding is None else attributes | {SHARDING: sharding}
 
@@ -131,7 +143,7 @@ class SubProgramWriter:
         if port.operation is None:
             attributes = {name: value for name, value in self.sources[port.number].items() if name != DONATED}
         else:
-            attributes = self.place(self.value(port))
+            attributes = self.place(port)
         return attributes | {DONATED: ir.UnitAttr.get()} if port in self.sub_program.donated else attributes
 
     def copied(self, value: ir.Value, place: dict[str, ir.Attribute]) -> ir.Value:

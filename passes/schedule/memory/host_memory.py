@@ -82,9 +82,11 @@ class _HostMemory:
         self.copied_results(arguments)
 
     def size(self, slice: str, values: Iterable[ir.Value]) -> int:
-        """Returns the bytes of values on all devices of a slice: replicated ones count once for each."""
+        """Returns the bytes of values in the default memory of all devices of a slice: replicated ones count
+        once for each."""
         mesh = self.layouts.mesh(slice)
-        splits = ((value, math.prod(self.layouts.of(value, slice).splits(mesh))) for value in values)
+        there = (value for value in values if self.layouts.memory_kind(value) is None)
+        splits = ((value, math.prod(self.layouts.of(value, slice).splits(mesh))) for value in there)
         return sum(byte_size(value.type) * mesh.size // shards for value, shards in splits)
 
     def post(self, slice: str, values: Iterable[ir.Value]) -> None:

@@ -41,15 +41,16 @@ class PlanMemory(Pass):
 
     1. `@main` is sorted by the proved order.
     2. A launch that is the last reader of a value that the program owns (a donated argument, or an
-       intermediate) and has a result of the same type and sharding takes its buffer for it. Donation is a
-       property of the computation, so such launches get a variant of theirs. A small intermediate is not
-       worth one, nor is a scalar that is an argument: they are donated where every launch of the computation
-       can do so. The launches that add to a sum over microbatches can, so that a sum is one buffer.
+       intermediate) and has a result of the same type, sharding and memory takes its buffer for it. Donation
+       is a property of the computation, so such launches get a variant of theirs. A small intermediate is
+       not worth one, nor is a scalar that is an argument: they are donated where every launch of the
+       computation can do so. The launches that add to a sum over microbatches can, so that a sum is one
+       buffer.
     3. Everything else that the program owns is released after its last reader, which for transfers
        that follow each other is the last of them: they are issued together.
-    4. Each channel gets the capacity that this order needs, and each slice the peak of its live bytes, over
-       all its devices: arguments, intermediates, results, and the copies that the caller gets of results
-       that are also another result or an argument that was not donated.
+    4. Each channel gets the capacity that this order needs, and each slice the peak of its live bytes in the
+       default memory of its devices, over all of them: arguments, intermediates, results, and the copies that
+       the caller gets of results that are also another result or an argument that was not donated.
 
     ```mlir
     // before
@@ -171,7 +172,10 @@ class _Lifetimes:
             op.peak_bytes = live.peak.get(op.sym_name, 0)
 
     def size(self, value: ir.Value, place: str) -> int:
-        """Returns the bytes of a value on all devices of a slice: a replicated one counts once for each."""
+        """Returns the bytes of a value in the default memory of all devices of a slice: a replicated one
+        counts once for each."""
+        if self.layouts.memory_kind(value) is not None:
+            return 0
         if (value, place) not in self.sizes:
             mesh = self.layouts.mesh(place)
             shards = math.prod(self.layouts.of(value, place).splits(mesh)) if mesh.size > 1 else 1
@@ -272,15 +276,19 @@ class _Lifetimes:
         order = [(k, v) for k, v in (*arguments, *intermediates) if k in free or self.is_worth_a_variant(v)]
         order.sort(key=lambda entry: entry[1] not in self.donated and not self.is_worth_a_variant(entry[1]))
         aliases: list[tuple[int, int]] = []
-        results: dict[tuple[ir.Type, Sharding], list[int]] = {}
+        results: dict[tuple[ir.Type, Sharding, str | None], list[int]] = {}
         # The last result first, so that `pop` takes the first one that fits.
         for number, result in reversed(list(enumerate(self.results[n]))):
-            results.setdefault((result.type, self.layouts.of(result, slice)), []).append(number)
+            results.setdefault(self.buffer_type(result, slice), []).append(number)
         for number, value in order:
-            fitting = results.get((value.type, self.layouts.of(value, slice)))
+            fitting = results.get(self.buffer_type(value, slice))
             if fitting:
                 aliases.append((number, fitting.pop()))
         return tuple(sorted(aliases))
+
+    def buffer_type(self, value: ir.Value, slice: str) -> tuple[ir.Type, Sharding, str | None]:
+        """Returns what a value and another one that gets its buffer have in common."""
+        return value.type, self.layouts.of(value, slice), self.layouts.memory_kind(value)
 
     def is_worth_a_variant(self, value: ir.Value) -> bool:
         """Returns whether a computation is compiled once more so that a value can be donated to it."""

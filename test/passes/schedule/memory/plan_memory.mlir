@@ -274,3 +274,25 @@ module @delayed_receipt attributes {pw.form = "ordered"} {
     return %x : !x
   }
 }
+
+// -----
+
+// A buffer is in one memory: a donated argument in device memory is none for a result in that of the host, which
+// takes the one of an argument there. The peak counts device memory.
+
+!x = tensor<4xf32>
+// CHECK-LABEL: module @memories
+module @memories attributes {pw.form = "ordered"} {
+  sdy.mesh @mesh = <["x"=1]>
+  // CHECK: peak_bytes = 16 : i64
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  func.func @main(%x: !x {pw.slice = @s0, pw.donated}, %h: !x {mhlo.memory_kind = "pinned_host", pw.slice = @s0, pw.donated}) -> (!x {mhlo.memory_kind = "pinned_host", pw.slice = @s0}) {
+    %a = "pw.launch"(%x, %h) {callee = @f, slice = @s0, order = 0} : (!x, !x) -> !x
+    return %a : !x
+  }
+  // CHECK: func.func private @f(%arg0: tensor<4xf32>, %arg1: tensor<4xf32> {mhlo.memory_kind = "pinned_host", tf.aliasing_output = 0 : i32})
+  func.func private @f(%x: !x, %h: !x {mhlo.memory_kind = "pinned_host"}) -> (!x {mhlo.memory_kind = "pinned_host"}) {
+    %y = stablehlo.custom_call @annotate_device_placement(%x) {mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}} : (!x) -> !x
+    return %y : !x
+  }
+}
