@@ -12,6 +12,7 @@ from pathways.compiler.backends.local_executable import LocalExecutable
 from pathways.compiler.backends.relocation import relocate
 from pathways.compiler.frontend.user_code import warn
 from pathways.compiler.lower.phases import ProgramError
+from pathways.compiler.lower.python_calls import python_call_of
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
@@ -106,9 +107,9 @@ class HostsBackend(Backend):
         for computation in plan.computations.values():
             if computation.callbacks:
                 raise ProgramError(
-                    f"program '{plan.name}': computation {computation.name} calls back into Python "
-                    "(jax.pure_callback, jax.debug.print, ...), which workers on hosts cannot; pw.on_hosts "
-                    "calls functions there, between programs"
+                    f"program '{plan.name}': computation {computation.name} calls back into Python: "
+                    f"{python_call_of(program.module, computation.name)}, which workers on hosts cannot; "
+                    "pw.on_hosts calls functions there, between programs"
                 )
         if plan.slot_kinds:
             raise ProgramError(

@@ -12,8 +12,9 @@ from jaxlib.mlir import ir
 
 import pathways
 from pathways.compiler.frontend.arguments import Interface, Signature
+from pathways.compiler.lower.python_calls import python_call_of
 from pathways.compiler.lower.structures import argument_roots, dtype_of, tree_of
-from pathways.dialect import LaunchOp, form_of, make_context, ops_named, run_mlir_passes, symbol_table
+from pathways.dialect import LaunchOp, form_of, ops_named, run_mlir_passes, symbol_table
 from pathways.dialect.attributes.names import MAIN
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.verification.forms import PARTS, working_modules
@@ -89,8 +90,9 @@ def _save(
     computations = {
         stored_name(part, c.name): c for part, plan in plans.items() for c in plan.computations.values()
     }
-    for computation in computations.values():
-        _refuse_callbacks(computation)
+    for part, plan in plans.items():
+        for computation in plan.computations.values():
+            _refuse_callbacks(modules[part], computation)
     if in_parts:
         passed, returned = calls_of(scheduled).ports(plans)
     else:
@@ -137,13 +139,12 @@ def _save(
     )
 
 
-def _refuse_callbacks(computation: Computation) -> None:
+def _refuse_callbacks(module: ir.Module, computation: Computation) -> None:
     if computation.callbacks:
-        targets = custom_calls(ir.Module.parse(computation.module, make_context()))
-        named = ", ".join(sorted(target for target in targets if "callback" in target))
         raise BundleError(
-            f"computation '{computation.name}' calls back into Python ({named}), which cannot be in a "
-            "file; remove jax.debug.print, jax.pure_callback and the like from it"
+            f"computation '{computation.name}' calls back into Python: "
+            f"{python_call_of(module, computation.name)}; a file has no functions of the program, so remove "
+            "the call"
         )
 
 

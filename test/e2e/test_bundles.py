@@ -427,7 +427,9 @@ def test_bundle_refuses_callbacks_by_name(tmp_path):
 
     lowered = pw.program(pw.jit(shout, devices=s0)).lower(np.float32(1))
     with pytest.raises(
-        BundleError, match=r"'shout': computation 'shout' calls back into Python \(\w*callback\w*\)"
+        BundleError,
+        match=r"'shout': computation 'shout' calls back into Python: "
+        rf"jax\.debug\.print at {__file__}:\d+ in shout; a file has no functions",
     ):
         lowered.save(tmp_path / "model.pwb")
     assert list(tmp_path.iterdir()) == []

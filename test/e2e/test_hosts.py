@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from check import assert_close, assert_equal
+from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 from on_hosts import W, X, back, front, refused, training
 
@@ -227,6 +228,17 @@ def test_hosts_refuse_programs_that_call_python(devices):
     f, g = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (jnp.sin, body))
     with refused(pw.ProgramError, "computation body calls back into Python", "workers on hosts cannot"):
         pw.program(lambda x: g(f(x)))(1.0)
+    slice = devices.add_slice((1,), ("x",))
+    for call, name in (
+        (lambda x: jax.debug.print("{}", x), "jax.debug.print"),
+        (lambda x: jax.debug.callback(print, x), "jax.debug.callback"),
+        (lambda x: io_callback(np.sin, x, x), "jax.experimental.io_callback"),
+        (lambda x: jax.pure_callback(np.sin, x, x), "jax.pure_callback"),
+    ):
+        # The line is that of the call, also inside of a loop of a function that the placed one calls.
+        looped = pw.jit(lambda x, call=call: jax.lax.map(call, x), devices=slice)
+        with refused(pw.ProgramError, f"{name} at {__file__}:", " in <lambda>, which"):
+            pw.program(looped)(np.ones(3, np.float32))
     assert_equal(pw.program(lambda x: (g(x), f(x))[1])(0.0), np.float32(0))
 
 

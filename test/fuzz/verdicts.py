@@ -211,7 +211,7 @@ REFUSALS = (
 """Patterns of errors that programs may have which `jax.jit` accepts."""
 
 
-NO_CODE_ON_HOSTS = r"calls back into Python .* which workers on hosts cannot"
+NO_CODE_ON_HOSTS = r"calls back into Python: .*, which workers on hosts cannot"
 """Pattern of the error that a program with a callback may have on hosts."""
 
 
