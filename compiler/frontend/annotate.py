@@ -15,6 +15,7 @@ from pathways.dialect import (
     SliceOp,
     argument_attrs,
     make_slices,
+    nested_ops,
     ops_named,
     result_attrs,
     set_argument_attrs,
@@ -38,15 +39,12 @@ from pathways.runtime.resources.virtual import VirtualSlice
 
 def calls_with_metadata(module: ir.Module) -> list[tuple[ir.Operation, CallMetadata]]:
     """Returns the operations of a module that have metadata, each with its metadata."""
-    calls: list[tuple[ir.Operation, CallMetadata]] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if FRONTEND_ATTRIBUTES in op.attributes:
-            calls.append((op, CallMetadata.read(op)))
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return calls
+    return [
+        (op.operation, CallMetadata.read(op.operation))
+        for function in module.body.operations
+        for op in (function, *nested_ops(function))
+        if FRONTEND_ATTRIBUTES in op.attributes
+    ]
 
 
 def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[str, VirtualSlice]:

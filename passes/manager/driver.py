@@ -96,6 +96,7 @@ class Diagnostics:
         self._context = context
         self._on_emit = on_emit
         self._forward = forward
+        self._raised: list[BaseException] = []
 
     @property
     def errors(self) -> list[Diagnostic]:
@@ -118,9 +119,16 @@ class Diagnostics:
         # The handler holds this object, out of sight of Python's garbage collector.
         del self._handler, self._ignore
         self._context.emit_error_diagnostics = self._captured
+        if self._raised:
+            raise self._raised.pop() from None
 
     def _collect(self, diagnostic: ir.Diagnostic) -> bool:
-        return self._add(_copy(diagnostic))
+        try:
+            return self._add(_copy(diagnostic))
+        except BaseException as error:
+            # MLIR prints what a handler raises, such as a KeyboardInterrupt, and continues.
+            self._raised.append(error)
+            return True
 
     def _collect_remark(self, location: ir.Location, message: str) -> bool:
         return self._add(Diagnostic("remark", message, position_of(location)))

@@ -19,6 +19,7 @@ from pathways.dialect import (
     donated_arguments,
     form_of,
     make_context,
+    nested_ops,
     ops_named,
     referenced_symbols,
     result_attrs,
@@ -194,15 +195,11 @@ def artifact_of(bundle: Bundle, name: str) -> ir.Module:
 
 def custom_calls(module: ir.Module) -> set[str]:
     """Returns the targets of all custom calls in a module of StableHLO."""
-    targets = set()
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "stablehlo.custom_call":
-            targets.add(op.attributes["call_target_name"].value)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return targets
+    return {
+        op.attributes["call_target_name"].value
+        for op in nested_ops(module.operation.opview)
+        if op.operation.name == "stablehlo.custom_call"
+    }
 
 
 def read_artifact(data: bytes, context: ir.Context | None = None) -> ir.Module:
@@ -234,13 +231,9 @@ def _calls_itself(module: ir.Module) -> bool:
     """Returns whether any function of a module calls itself, directly or not; XLA would inline it forever."""
     calls: dict[str, set[str]] = {}
     for function in ops_named(module, ["func.func"]):
-        called = calls[function.attributes["sym_name"].value] = set()
-
-        def visit(op: ir.Operation, called: set[str] = called) -> ir.WalkResult:
-            called.update(referenced_symbols(op))
-            return ir.WalkResult.ADVANCE
-
-        function.operation.walk(visit)
+        calls[function.attributes["sym_name"].value] = {
+            symbol for op in (function, *nested_ops(function)) for symbol in referenced_symbols(op)
+        }
     try:
         tuple(graphlib.TopologicalSorter(calls).static_order())
     except graphlib.CycleError:
@@ -279,13 +272,7 @@ def problem_of(
         # Some calls have pointers among their strings.
         refused = refused_in(text)
         return f"{refusal(refused)}{advice}" if refused else "holds a name or a string that is not UTF-8 text"
-    names = set()
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        names.add(op.name)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    names = {op.operation.name for op in nested_ops(module.operation.opview)}
     for name in sorted(names):
         if name.partition(".")[0] not in dialects or name in _FORBIDDEN:
             return f"has an operation that {holder} may not have: {name}"
@@ -301,14 +288,9 @@ def problem_of(
 
 def _problem_of_values(module: ir.Module) -> str | None:
     """Returns the problem of custom calls and of attributes of shardings, which XLA reads without checks."""
-    operations: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        operations.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for op in operations:
+    # The module, too, has attributes.
+    for view in (module.operation.opview, *nested_ops(module.operation.opview)):
+        op = view.operation
         problem = problem_of_call(op) if op.name == "stablehlo.custom_call" else None
         if problem is not None:
             return problem

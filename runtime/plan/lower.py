@@ -457,20 +457,22 @@ class _Flattener:
                 _write_missing_shardings(copy)
                 copy.attributes["sym_name"] = ir.StringAttr.get("main")
                 copy.attributes["sym_visibility"] = ir.StringAttr.get("public")
-
-            def visit(op: ir.Operation) -> ir.WalkResult:
-                nonlocal callbacks, effects
-                if SHARDING in op.attributes and _rejects_sharding(op):
+            # A list, since the constraints are inserted into the code that is searched.
+            for op in list(dialect.nested_ops(copy)):
+                if op.operation.name == "stablehlo.while" and SHARDING in op.attributes:
+                    _constrain_results(op.operation)
+            for op in (copy, *dialect.nested_ops(copy)):
+                if SHARDING in op.attributes and _rejects_sharding(op.operation):
                     del op.attributes[SHARDING]
                 for symbol in dialect.referenced_symbols(op):
                     if symbol in self.symbols and symbol not in visited:
                         pending.append(symbol)
                         visited.add(symbol)
-                if op.name == "stablehlo.custom_call":
+                if op.operation.name == "stablehlo.custom_call":
                     if op.attributes["call_target_name"].value == PLACE_IN_MEMORY:
                         # Only XLA has to keep it, which removes operations without effects.
                         op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
-                        return ir.WalkResult.ADVANCE
+                        continue
                     callbacks = callbacks or "callback" in op.attributes["call_target_name"].value
                     effects = effects or (
                         "has_side_effect" in op.attributes and op.attributes["has_side_effect"].value
@@ -478,13 +480,6 @@ class _Flattener:
                 for key in _SHARDINGS:
                     if key in op.attributes:
                         meshes.update(_MESH.findall(str(op.attributes[key])))
-                return ir.WalkResult.ADVANCE
-
-            # A list, since the constraints are inserted into the code that is searched.
-            for op in list(dialect.nested_ops(copy)):
-                if op.operation.name == "stablehlo.while" and SHARDING in op.attributes:
-                    _constrain_results(op.operation)
-            copy.operation.walk(visit)
         with ir.InsertionPoint.at_block_begin(extracted.body):
             # Sorted, so that equal computations have equal bytes, which are the key of compiled code.
             for mesh in sorted(meshes):

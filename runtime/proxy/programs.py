@@ -15,7 +15,7 @@ import jax
 from jax.experimental.layout import Layout
 from jaxlib.mlir import ir
 
-from pathways.dialect.operations.operation import printed
+from pathways.dialect.operations.operation import nested_ops, printed
 from pathways.runtime.bundle.custom_calls import CLIENT_CALLS
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
@@ -307,12 +307,9 @@ def _check_shapes(module: ir.Module, platform: str) -> None:
     """
     types: set[ir.Type] = set()
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
+    for op in nested_ops(module.operation.opview):
         types.update(value.type for value in op.results)
         types.update(value.type for region in op.regions for block in region for value in block.arguments)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
     for type_ in types:
         if isinstance(type_, ir.RankedTensorType) and type_.has_static_shape:
             size = math.prod(checked_shape(type_.shape))
