@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pathways.passes.schedule.memory.live_bytes import LiveBytes
+from pathways.runtime.local.devices import devices_of, is_here
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send, Slot
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
@@ -246,8 +250,8 @@ def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None) -> None:
     """Checks that the devices of a program have the memory that one call of it uses.
 
-    Other arrays on the devices are unknown here, and do not count. Devices that do not report their memory
-    are not checked.
+    Other arrays on the devices are unknown here, and do not count. The CPU devices of this process share the
+    memory of its machine. Other devices that do not report their memory are not checked.
 
     Args:
       plan: the program.
@@ -258,6 +262,7 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None)
     Raises:
       ResourceError: they have less; the message names the slice, and lists the memory of all slices.
     """
+    _check_machine(plan, bindings, stats)
     if all(binding.device_memory is None for binding in bindings.values()):
         return
     groups = _sharing(bindings)
@@ -267,11 +272,82 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None)
             subject = f"slice {group[0]} needs"
             if len(group) > 1:
                 subject = f"slices {', '.join(group)}, which share devices, need"
-            without = ", without the temporaries of its computations" if stats is None else ""
             raise ResourceError(
-                f"program {plan.name}: {subject} {_exact_size(need)} on each device{without}; a device has "
-                f"{_exact_size(min(limits))}\n{analyze(plan, stats or {})}"
+                f"program {plan.name}: {subject} {_exact_size(need)} on each device{_without(stats)}; "
+                f"a device has {_exact_size(min(limits))}\n{analyze(plan, stats or {})}"
             )
+
+
+def _check_machine(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None) -> None:
+    """Checks that all CPU devices of this process together need no more memory than its machine has.
+
+    Raises:
+      ResourceError: they need more.
+    """
+    counts = {
+        name: sum(map(is_here, devices_of(binding)))
+        for name, binding in bindings.items()
+        if binding.devices[0].platform == "cpu"
+    }
+    limit, owner = machine_memory()
+    # Most programs are far below the limit.
+    if _bytes_of_all_slots(plan, stats or {}, counts) <= limit:
+        return
+    (need,) = _peaks(plan, stats or {}, [[*counts]], counts=counts)
+    if need > limit:
+        raise ResourceError(
+            f"program {plan.name}: slices {', '.join(counts)} need {_exact_size(need)} on all CPU devices of "
+            f"this process together{_without(stats)}; {owner} {_exact_size(limit)}\n"
+            f"{analyze(plan, stats or {})}"
+        )
+
+
+def _bytes_of_all_slots(plan: Plan, stats: Stats, counts: Mapping[str, int]) -> int:
+    """Returns a bound of the bytes that a plan needs on so many devices of its slices, without its order."""
+    arrays = (plan.slot_types[slot].nbytes * counts.get(name, 0) for slot, name in plan.slot_slices.items())
+    temporaries = (_temporaries(of) * counts.get(name, 0) for (_, name), of in stats.items())
+    # Results, and operands of sends, may be copies.
+    return 3 * sum(arrays) + max(temporaries, default=0)
+
+
+def _temporaries(launch: Any) -> int:
+    return launch.temp_size_in_bytes + launch.host_temp_size_in_bytes
+
+
+def machine_memory() -> tuple[int, str]:
+    """Returns the bytes of memory that this process may use, and the subject of a sentence about them."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = min(_limits_of_groups(), default=whole)
+    return (group, "the limit of its cgroup is") if group < whole else (whole, "the machine has")
+
+
+def _limits_of_groups(
+    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Iterator[int]:
+    """Yields the limits of memory of the control groups that this process is in, of version 2 or 1."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, file = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, file = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = top / path.strip("/")
+        # In a container the path may be one of the machine; then the limit is in the folder on top.
+        for folder in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):
+                yield int((folder / file).read_text())
+            if folder == top:
+                break
+
+
+def _without(stats: Stats | None) -> str:
+    return ", without the temporaries of its computations" if stats is None else ""
 
 
 def _exact_size(count: int) -> str:
@@ -293,6 +369,7 @@ def _peaks(
     groups: Sequence[Sequence[str]],
     *,
     on_host: bool = False,
+    counts: Mapping[str, int] | None = None,
 ) -> list[int]:
     """Returns the maximum of live bytes on a device, for each group of slices that share it.
 
@@ -301,7 +378,22 @@ def _peaks(
       stats: XLA's analysis of computations on slices, for the temporaries of their launches.
       groups: names of slices.
       on_host: whether to count what is in memory of the host instead of that in the default memory.
+      counts: the number of devices of each slice whose bytes add up, in memories of both kinds; by default
+        one. Then arguments count once, since copies of one on CPU devices may share their memory.
     """
+    if counts is None:
+        nbytes = {slot: _nbytes(plan, slot, on_host) for slot in plan.slot_slices}
+    else:
+        nbytes = {s: plan.shard_type(s).nbytes * counts.get(name, 0) for s, name in plan.slot_slices.items()}
+        for argument in plan.arguments:
+            for n, slot in enumerate(argument.slots.values()):
+                nbytes[slot] = 0 if n else min(nbytes[slot], argument.type.nbytes)
+
+    def temporaries_of(launch: Any, name: str) -> int:
+        if counts is not None:
+            return _temporaries(launch) * counts.get(name, 0)
+        return launch.host_temp_size_in_bytes if on_host else launch.temp_size_in_bytes
+
     members = {name: [n for n, group in enumerate(groups) if name in group] for name in plan.slices}
     live: LiveBytes[int] = LiveBytes()
 
@@ -315,20 +407,19 @@ def _peaks(
 
     for changes in slot_changes(plan):
         for slot in changes.freed:
-            remove(plan.slot_slices[slot], _nbytes(plan, slot, on_host))
+            remove(plan.slot_slices[slot], nbytes[slot])
         for slot in changes.filled:
-            add(plan.slot_slices[slot], _nbytes(plan, slot, on_host))
+            add(plan.slot_slices[slot], nbytes[slot])
         step = None if changes.step == BEFORE else plan.steps[changes.step]
         if isinstance(step, Launch) and (step.computation, step.slice) in stats:
-            of_launch = stats[step.computation, step.slice]
-            temporaries = of_launch.host_temp_size_in_bytes if on_host else of_launch.temp_size_in_bytes
+            temporaries = temporaries_of(stats[step.computation, step.slice], step.slice)
             add(step.slice, temporaries)
             remove(step.slice, temporaries)
         # Never removed: the copy lives at least until the end of the step, see `Send`.
         if isinstance(step, Send) and step.copy:
-            add(step.src, sum(_nbytes(plan, slot, on_host) for slot in step.operands))
+            add(step.src, sum(nbytes[slot] for slot in step.operands))
     for number, result in enumerate(plan.results):
         for name, slot in result.slots.items():
             if plan.uncopied_slots.get(slot) != number:
-                add(name, _nbytes(plan, slot, on_host))
+                add(name, nbytes[slot])
     return [live.peak.get(group, 0) for group in range(len(groups))]

@@ -90,7 +90,8 @@ def connect(
         hosts. A host of another platform has all devices of it that its JAX finds.
       device_memory: the bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
         that needs more is rejected when it is compiled. By default the limit that JAX reports (`bytes_limit`
-        of `jax.Device.memory_stats()`); it reports none for CPU devices, so that no program is rejected.
+        of `jax.Device.memory_stats()`); it reports none for CPU devices, which together have the memory of
+        their machine, or the limit of its cgroup.
       options: the timeouts and ports of workers, see `HostOptions`; its `stall_report` is for the devices of
         this process, too.
       attach: the service to attach to as a client, which shares its islands with other clients and was

@@ -24,7 +24,7 @@ def temporaries(slice, **sizes):
     return {
         (f"{name}_", slice.name): SimpleNamespace(
             get_compiled_memory_stats=lambda count=count: SimpleNamespace(
-                temp_size_in_bytes=count, generated_code_size_in_bytes=1
+                temp_size_in_bytes=count, generated_code_size_in_bytes=1, host_temp_size_in_bytes=0
             )
         )
         for name, count in sizes.items()
@@ -137,11 +137,63 @@ def test_memory_check_adds_slices_on_one_device(plan_builder):
 
 
 def test_memory_check_passes_if_memory_is_unknown(plan_builder, slices):
-    """The memory of CPU devices is unknown unless `connect` gets it."""
+    """Devices may report none; those of CPUs are checked together."""
     build = plan_builder(*slices)
     plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))
-    bindings = {slice.name: binding for slice, binding in bind(slices, plan.name).items()}
+    bindings = {
+        name: dataclasses.replace(
+            binding, devices=tuple(dataclasses.replace(device, platform="tpu") for device in binding.devices)
+        )
+        for name, binding in bound(slices, plan, None).items()
+    }
     memory.check_fits(plan, bindings, stats_of(temporaries(slices[0], double=1 << 60)))
+
+
+def test_memory_check_adds_cpu_devices_of_a_machine(plan_builder, monkeypatch):
+    """An argument counts once on all of them, since they may share the caller's memory."""
+    devices = make_virtual_device_set()
+    left, right = (devices.add_slice(size, "x") for size in (3, 4))
+    build = plan_builder(left, right)
+    y = build.launch(double, left, build.argument((256,), left))
+    plan = build.finish(build.launch(double, right, build.transfer(y, right)))
+    bindings = bound([left, right], plan, None)
+    # The argument, its double on three devices, and the copy and its double on four.
+    need = 1024 * (1 + 3 + 4 + 4) + 4 * 8
+    stats = stats_of(temporaries(right, double=8))
+    monkeypatch.setattr(memory, "machine_memory", lambda: (need, "the machine has"))
+    memory.check_fits(plan, bindings, stats)
+    monkeypatch.setattr(memory, "machine_memory", lambda: (need - 1, "the machine has"))
+    wanted = (
+        rf"{left.name}, {right.name} need .* on all CPU devices .* together; the machine has .*\n  slice "
+    )
+    with pytest.raises(ResourceError, match=wanted):
+        memory.check_fits(plan, bindings, stats)
+    monkeypatch.setattr(memory, "machine_memory", lambda: (need - 33, "the machine has"))
+    with pytest.raises(ResourceError, match="without the temporaries"):
+        memory.check_fits(plan, bindings, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits", "wanted"),
+    [
+        ("0::/a/b", {"a/memory.max": "4096", "a/b/memory.max": "max"}, [4096]),
+        ("0::/", {"memory.max": "8192"}, [8192]),
+        ("0::/not/here", {"memory.max": "8192"}, [8192]),
+        (
+            "3:cpu,memory:/c\n1:name=systemd:/",
+            {"memory/c/memory.limit_in_bytes": "1", "memory/memory.limit_in_bytes": "2"},
+            [1, 2],
+        ),
+        ("0::/", {}, []),
+    ],
+)
+def test_memory_limits_of_cgroups(tmp_path, lines, limits, wanted):
+    (tmp_path / "proc").write_text(lines)
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert [*memory._limits_of_groups(tmp_path / "proc", tmp_path)] == wanted
+    assert [*memory._limits_of_groups(tmp_path / "no proc", tmp_path)] == []
 
 
 @pytest.mark.parametrize(
