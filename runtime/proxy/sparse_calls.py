@@ -5,23 +5,20 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from pathways.dialect.operations.operation import nested_ops
+
 
 def bound_sparse_indices(module: ir.Module) -> None:
     """Clamps the row starts and columns of sparse matrices in a module, so that valid ones keep their values.
 
     The operands of the calls have the types that `problem_of_call` checks.
     """
-    calls: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if (
-            op.name == "stablehlo.custom_call"
-            and op.attributes["call_target_name"].value == "cpu_csr_sparse_dense_ffi"
-        ):
-            calls.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    calls = [
+        op.operation
+        for op in nested_ops(module.operation.opview)
+        if op.operation.name == "stablehlo.custom_call"
+        and op.attributes["call_target_name"].value == "cpu_csr_sparse_dense_ffi"
+    ]
     for call in calls:
         elements, _, _, dense = call.operands
         (count,), columns = elements.type.shape, dense.type.shape[0]
