@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp, op_has
+from pathways.dialect import LaunchOp, nested_ops, op_has
 from pathways.dialect.attributes.fields import entries_of
 from pathways.dialect.attributes.names import (
     BUFFER_PLACEMENT,
@@ -49,17 +49,10 @@ def uses_memory_kinds(program: ProgramView) -> bool:
     """Returns whether any value of a program is in other memory than the default one of devices."""
     if any(MEMORY_KIND in attrs for attrs in (*program.arguments, *program.results)):
         return True
-    found = False
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        if op.name == "stablehlo.custom_call" and placed_in(op.opview) is not None:
-            found = True
-            return ir.WalkResult.INTERRUPT
-        return ir.WalkResult.ADVANCE
-
-    program.module.operation.walk(visit)
-    return found
+    return any(
+        op.operation.name == "stablehlo.custom_call" and placed_in(op) is not None
+        for op in nested_ops(program.module.operation.opview)
+    )
 
 
 def kinds_of_values(program: ProgramView, known: Mapping[ir.Value, Kind]) -> dict[ir.Value, Kind]:
