@@ -104,8 +104,7 @@ def save(
     if keep is not None and keep < 1:
         raise ValueError(f"pw.checkpoint: keep must be at least 1, got {keep}")
     folder = _folder(path) / str(int(step))
-    if not fnmatch.fnmatchcase(str(folder), str(folder)):
-        raise ValueError(f"pw.checkpoint: {folder} has brackets, which Orbax takes for a pattern of names")
+    _check_folder(folder)
     _check_names(state)
     hosts = _hosts_for(path)
     is_stored = any(isinstance(leaf, SnapshotArray) for leaf in jax.tree.leaves(state))
@@ -231,6 +230,45 @@ def latest(path: str | os.PathLike[str]) -> int | None:
     """
     _pending.wait()
     return max(_steps(path), default=None)
+
+
+def steps(path: str | os.PathLike[str]) -> list[int]:
+    """Returns the steps of all complete checkpoints, ascending; see `latest`."""
+    _pending.wait()
+    return _steps(path)
+
+
+def check(path: str | os.PathLike[str], state: Any) -> None:
+    """Checks that `save` accepts a tree, as far as that is known without values of arrays on hosts.
+
+    Raises:
+      TypeError, ValueError: it does not; see `save`.
+    """
+    _orbax()
+    _check_folder(_folder(path))
+    _check_names(state)
+    for at, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if not isinstance(leaf, Array):
+            _saved(None, at, leaf)
+
+
+def set_aside(path: str | os.PathLike[str], step: int) -> None:
+    """Renames a checkpoint that cannot be read to `<step>.damaged`, so that another one may have its step."""
+    folder = _folder(path)
+    with contextlib.suppress(FileNotFoundError):
+        # An earlier one may have that name.
+        (folder / f"{step}.damaged").rmtree(missing_ok=True)
+        (folder / str(step)).rename(folder / f"{step}.damaged")
+
+
+class OtherTreeError(ValueError):
+    """The leaves of a checkpoint are others than those requested."""
+
+
+def _check_folder(folder: Any) -> None:
+    """Rejects a folder whose name Orbax takes for a pattern."""
+    if not fnmatch.fnmatchcase(str(folder), str(folder)):
+        raise ValueError(f"pw.checkpoint: {folder} has brackets, which Orbax takes for a pattern of names")
 
 
 def _check_names(state: Any) -> None:
@@ -465,9 +503,9 @@ def _check_alike(there: Any, like: Any, folder: str, partial: bool) -> None:
     for name in [*wanted, *([] if partial else types)]:
         if name not in types:
             known = ", ".join([*list(types)[:8], *(["..."] if types.keys() - list(types)[:8] else [])])
-            raise ValueError(f"pw.checkpoint: {folder} has no leaf {name}, only {known}")
+            raise OtherTreeError(f"pw.checkpoint: {folder} has no leaf {name}, only {known}")
         if name not in wanted:
-            raise ValueError(
+            raise OtherTreeError(
                 f"pw.checkpoint: {folder} has the leaf {name}, which `like` does not have; with partial=True "
                 "only the leaves of `like` are restored"
             )
@@ -475,7 +513,9 @@ def _check_alike(there: Any, like: Any, folder: str, partial: bool) -> None:
         if saved.becomes(requested) or (partial and saved.is_convertible(requested)):
             continue
         hint = "; partial=True converts it" if saved.is_convertible(requested) else ""
-        raise ValueError(f"pw.checkpoint: {name} in {folder} is {saved}, but `like` has {requested}{hint}")
+        raise OtherTreeError(
+            f"pw.checkpoint: {name} in {folder} is {saved}, but `like` has {requested}{hint}"
+        )
 
 
 def _as_in_file(wanted: Any, there: Any) -> Any:

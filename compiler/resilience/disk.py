@@ -7,14 +7,17 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from pathways.compiler.data import checkpoint
 from pathways.compiler.data.host_checkpoints import SnapshotArray, SnapshotBlock, SnapshotVersion
+from pathways.compiler.frontend.jax_internals import key_kind
 from pathways.compiler.resilience.host_layouts import HostArrayLayout, Rows
+from pathways.compiler.resilience.settings import shortened, shown
 from pathways.compiler.resilience.source import SourcePosition
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.protocol.programs import WHOLE
@@ -40,14 +43,28 @@ class DiskVersions:
         self.folder = absolute_path(folder)
         self._keep = keep
         self._like = jax.tree.map(_type_of, like)
+        # Steps whose versions cannot be read.
+        self._damaged: list[int] = []
         self._x64 = jax.config.jax_enable_x64
         self._lock = threading.Lock()
         self._events: list[ResilienceEvent] = []
         self._thread: RunningThread | None = None
 
     def latest(self) -> int | None:
-        """Returns the step of the last version; None where there is none."""
-        return checkpoint.latest(self.folder)
+        """Returns the step of the last version that can be read; None where there is none."""
+        return max(self.steps(), default=None)
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all versions that can be read, ascending."""
+        return [step for step in checkpoint.steps(self.folder) if step not in self._damaged]
+
+    def check(self, state: Any) -> None:
+        """Checks that a state can be saved.
+
+        Raises:
+          TypeError, ValueError: a leaf cannot be saved, or the folder cannot have checkpoints.
+        """
+        checkpoint.check(self.folder, jax.tree.map(_without_empty, state))
 
     def begin(self, key: VersionKey, state: Any, position: Any) -> None:
         """Begins to save a version; `poll` returns what became of it."""
@@ -59,7 +76,7 @@ class DiskVersions:
                 with jax.enable_x64(self._x64):
                     self.save(key.step, state, position)
             except Exception as error:
-                event = DiskSaveFailed(key, f"{type(error).__name__}: {error}")
+                event = DiskSaveFailed(key, shortened(f"{type(error).__name__}: {error}"))
             with self._lock:
                 self._events.append(event)
 
@@ -72,22 +89,42 @@ class DiskVersions:
         Raises:
           OSError: it cannot be written.
         """
+        state = jax.tree.map(_without_empty, state)
         checkpoint.save(self.folder, state, step, data=SourcePosition(position), keep=self._keep).wait()
 
-    def restore(self, step: int, *, places: bool = True) -> tuple[Any, Any]:
+    def restore(
+        self, step: int, position_of: Callable[[bytes], Any], *, places: bool = True
+    ) -> tuple[Any, Any]:
         """Reads a version; returns the state, and the position of the source.
+
+        Versions that could not be read are set aside once another one is: reading works, and a later version
+        of the same step must not find one there.
 
         Args:
           step: the step of the version.
+          position_of: a function that decodes the position of the source, see `RewindableSource`.
           places: whether arrays are put where they were when the run began; else they are of NumPy.
 
         Raises:
-          Exception: it cannot be read, or is that of another state.
+          OtherTreeError: it is that of another state.
+          Exception: it cannot be read.
         """
         self.wait()
-        data = SourcePosition(None)
+        data = SourcePosition()
         like = self._like if places else jax.tree.map(_without_place, self._like)
-        return checkpoint.restore(self.folder, like, step=step, data=data), data.position
+        try:
+            state = checkpoint.restore(self.folder, jax.tree.map(_without_empty, like), step=step, data=data)
+            state = jax.tree.map(_with_empty, like, state)
+            position = position_of(data.position)
+        except checkpoint.OtherTreeError:
+            raise
+        except Exception:
+            self._damaged.append(step)
+            raise
+        for damaged in self._damaged:
+            checkpoint.set_aside(self.folder, damaged)
+        self._damaged.clear()
+        return state, position
 
     def poll(self) -> list[ResilienceEvent]:
         """Returns the events since the last call."""
@@ -99,6 +136,28 @@ class DiskVersions:
         """Waits for a save that is in progress."""
         if self._thread is not None:
             self._thread.join()
+
+
+def _is_empty(leaf: Any) -> bool:
+    """Returns whether a leaf is an array of no elements, which Orbax does not save."""
+    return hasattr(leaf, "dtype") and 0 in getattr(leaf, "shape", ())
+
+
+def _without_empty(leaf: Any) -> Any:
+    """Returns the type of an array of no elements, as text; other leaves as they are."""
+    return f"{leaf.dtype}{[*leaf.shape]} without elements" if _is_empty(leaf) else leaf
+
+
+def _with_empty(like: Any, leaf: Any) -> Any:
+    """Returns an array of no elements for the text that `_without_empty` has made of one."""
+    if not _is_empty(like):
+        return leaf
+    if leaf != _without_empty(like):
+        raise ValueError(f"pw.resilient: a leaf is {shown(leaf)} on disk, and {_without_empty(like)} here")
+    if jax.dtypes.issubdtype(like.dtype, jax.dtypes.extended):
+        return jax.random.split(jax.random.key(0, impl=key_kind(like.dtype)), like.shape)
+    empty = np.zeros(like.shape, like.dtype)
+    return empty if (sharding := getattr(like, "sharding", None)) is None else jax.device_put(empty, sharding)
 
 
 def _without_place(leaf: Any) -> Any:

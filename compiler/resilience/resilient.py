@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pathways.compiler.data.checkpoint import OtherTreeError
 from pathways.compiler.data.prefetch import Prefetched
 from pathways.compiler.program import Program
 from pathways.compiler.resilience.disk import DiskVersions
@@ -26,8 +27,11 @@ from pathways.compiler.resilience.settings import (
     Step,
     checked_count,
     checked_feeds,
+    checked_folder,
     checked_interval,
     executables_of,
+    shortened,
+    shown,
 )
 from pathways.compiler.resilience.source import RewindableSource
 from pathways.compiler.resilience.step_metrics import StepMetrics
@@ -125,6 +129,10 @@ class ResilientRun:
         # Why the state cannot be used, or metrics of it; None while they can.
         self._problem: str | None = None
         self._abandoned: str | None = None
+        # What is to be read from disk, and the version that was.
+        self._disk_restore: RestoreState | None = None
+        self._restored: str | None = None
+        self._disk_error: Exception | None = None
         self._last_tick = 0.0
         self._spans = RecoverySpans()
 
@@ -145,17 +153,20 @@ class ResilientRun:
             self._source.open()
             self._store.open(self._state, run)
             self._source.positions |= self._store.positions
-            disk_step = None
+            disk_steps: list[int] = []
             if self._disk is not None:
                 self._source.check_saved()
-                disk_step = self._disk.latest()
+                self._disk.check(self._state)
+                disk_steps = self._disk.steps()
             self._is_open = True
             self._prepare_replicas()
-            self._core = ResilienceCore(
-                self._store.topology, self._policy, self._store.stored, disk_step=disk_step
-            )
+            self._core = ResilienceCore(self._store.topology, self._policy, self._store.stored, disk_steps)
             self._apply(self._core.start(time.monotonic()))
             self._settle()
+            if self.step or self._restored is not None:
+                self._source.rewind_to_earlier_run(
+                    self.step, self._restored or f"version {self.step} in memory"
+                )
         except BaseException:
             self._close(keeps=bool(self._store.stored))
             raise
@@ -312,7 +323,7 @@ class ResilientRun:
         self._core_of_open_run()
         islands = {f"island{place.island}": place.island for place in self._store.topology.hosts.values()}
         if island not in islands:
-            raise ValueError(f"pw.resilient: there is no island {island!r}, only {', '.join(islands)}")
+            raise ValueError(f"pw.resilient: there is no island {shown(island)}, only {', '.join(islands)}")
         return islands[island]
 
     def _may_issue(self, count: int) -> bool:
@@ -432,6 +443,9 @@ class ResilientRun:
             ]:
                 for event in events:
                     self._handle(event)
+        if self._disk_restore is not None:
+            # Not by the effect: Ctrl-C may interrupt it, after which it is tried again.
+            self._restore_from_disk(self._disk_restore)
         return (core.attempt, core.losses) != before
 
     def _settle(self) -> None:
@@ -473,7 +487,7 @@ class ResilientRun:
         self._spans.apply(effect, self.step)
         match effect:
             case Log(level, text):
-                log.log(level, "pw.resilient: %s", text)
+                log.log(level, "pw.resilient: %s", shortened(text))
             case TakeSnapshot(key):
                 self._handle(SnapshotStarted(key, self._store.take(key, self._state)))
             case MakeCopies(key, copies):
@@ -502,8 +516,12 @@ class ResilientRun:
                 self._drop_state_if_lost()
                 self._store.release(island)
             case AbandonRun(why):
-                self._abandoned = why
-                raise lost(f"pw.resilient: {why}").error()
+                self._abandoned = shortened(why)
+                if self._core_of_open_run().losses == 0 and self._disk_error is not None:
+                    raise ValueError(
+                        f"pw.resilient: {self._abandoned}; pass another folder as disk= to begin anew"
+                    ) from self._disk_error
+                raise lost(f"pw.resilient: {self._abandoned}").error()
 
     def _restore(self, restore: RestoreState) -> None:
         self._is_held = True
@@ -518,10 +536,9 @@ class ResilientRun:
                 # Another island is lost, too, which an event says: then there is another order to restore.
                 log.warning("pw.resilient: %s", error)
                 return
+        self._disk_restore = restore if restore.key is None else None
         if restore.key is not None:
             self._state = self._store.restore(restore)
-        else:
-            self._restore_from_disk(restore)
         self.step = restore.step
         self._has_ended = False
 
@@ -548,20 +565,31 @@ class ResilientRun:
         self._disk.begin(key, version, self._source.positions[key.step])
 
     def _restore_from_disk(self, restore: RestoreState) -> None:
+        """Reads a version from disk, and reports what became of it."""
         assert self._disk is not None
+        where = f"{self._disk.folder}/{restore.step}"
+        events: list[ResilienceEvent]
         try:
             runs_all = self._replicas is None or restore.replicas == self._replicas.all
-            self._state, position = self._disk.restore(restore.step, places=runs_all)
+            state, position = self._disk.restore(restore.step, self._source.position_of, places=runs_all)
         except Exception as error:
-            if self._core_of_open_run().losses == 0:
-                # Nothing is lost: the folder is another one than the user thinks.
+            if isinstance(error, OtherTreeError) and self._core_of_open_run().losses == 0:
+                # The folder is another one than the user thinks.
                 raise
-            why = f"{type(error).__name__}: {error}"
-            self._handle(RestoreFailed(restore.attempt, restore.hosts[0], None, why))
-            return
-        self._source.positions[restore.step] = position
-        for host in restore.hosts:
-            self._handle(HostRestored(restore.attempt, host))
+            if isinstance(error, HostError) and self._store.awaits_loss(error):
+                # An event says what is lost, after which there is another order to restore.
+                return
+            self._disk_error = error
+            why = f"{where}: {type(error).__name__}: {shortened(str(error))}"
+            events = [RestoreFailed(restore.attempt, restore.hosts[0], None, why)]
+        else:
+            self._state, self._restored = state, where
+            self._source.positions[restore.step] = position
+            events = [HostRestored(restore.attempt, host) for host in restore.hosts]
+        with uninterrupted():
+            self._disk_restore = None
+            for event in events:
+                self._handle(event)
 
     def _finish(self) -> None:
         """Waits for the last state, and saves it to disk, so that the same call has nothing left to do."""
@@ -582,8 +610,22 @@ class ResilientRun:
         if self._disk is None:
             return
         self._disk.wait()
-        if self.step > (self._disk.latest() or 0):
+        latest = self._disk.latest()
+        if latest is not None and self.step <= latest:
+            return
+        try:
             self._disk.save(self.step, self._state, self._source.positions[self.step])
+        except Exception as error:
+            error.add_note(self._unsaved())
+            raise
+
+    def _unsaved(self) -> str:
+        """Returns where the last state is, which could not be saved to disk."""
+        text = f"pw.resilient: the state after step {self.step} is in memory, as run.state of this process"
+        committed = None if self._core is None else self._core.table.committed
+        if committed is None or not self._store.outlives:
+            return text
+        return f"{text}; {committed.key} is in memory of the hosts: the same call goes on from it"
 
     def _save_committed(self) -> tuple[str, bool]:
         """Saves the last committed version to disk.
@@ -595,22 +637,21 @@ class ResilientRun:
         if self._disk is None:
             return f"{stopped}; without disk= nothing of the run is kept", False
         committed = None if self._core is None or self._abandoned else self._core.table.committed
-        step, latest = 0 if committed is None else committed.key.step, 0
+        step = -1 if committed is None else committed.key.step
+        latest = -1
         try:
             self._disk.wait()
-            latest = self._disk.latest() or 0
+            latest = max(self._disk.steps(), default=-1)
             if committed is not None and step > latest:
                 self._disk.save(step, self._store.version(committed.key), self._source.positions[step])
                 latest = step
         except Exception as error:
-            if step and self._store.outlives:
-                why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            why = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
+            if step >= 0 and self._store.outlives:
                 return f"{stopped}; version {step} is in memory: the same call goes on from it ({why})", True
-            if not isinstance(error, HostError):
-                raise
-            # An island is lost, or has left, and is not back.
-            stopped += f"; {error}"
-        if not latest:
+            # Such as an island that is lost, or has left, and is not back.
+            stopped += f"; saving has failed ({why})"
+        if latest < 0:
             return f"{stopped}, before a version was saved", False
         return f"{stopped}; version {latest} is in {self._disk.folder}: the same call goes on from it", False
 
@@ -714,8 +755,9 @@ def resilient(
     interval = checked_interval(every)
     checked_count("disk_every", disk_every)
     checked_count("disk_keep", disk_keep)
+    disk = checked_folder(disk)
     if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
-        raise ValueError(f"pw.resilient: patience={patience!r}: expected a number of seconds")
+        raise ValueError(f"pw.resilient: patience={shown(patience)}: expected a number of seconds")
     if isinstance(source, Prefetched):
         raise TypeError("pw.resilient: source is read ahead already; pass what was given to pw.prefetch")
     if minimum is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 from typing import Any
 
@@ -11,6 +12,12 @@ from pathways.compiler.program import Program
 from pathways.compiler.stages import Bound
 
 Step = Bound | Program[..., Any]
+
+MAX_SHOWN = 1000
+"""Limit on the characters of a message, which may quote long values of the user."""
+
+_MAX_NAME_BYTES = 255
+"""Limit of file systems on the name of a folder."""
 
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?) ?s")
 
@@ -28,6 +35,42 @@ class Interval:
     seconds: float | None
 
 
+def shortened(text: str, limit: int = MAX_SHOWN) -> str:
+    """Returns a text without its middle if it is too long."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]} ... {text[len(text) - limit // 2 :]}"
+
+
+def shown(value: Any) -> str:
+    """Returns the start and the end of the representation of a value."""
+    try:
+        return shortened(repr(value), 80)
+    except ValueError:
+        # Python refuses to write out long integers.
+        return f"a value of type {type(value).__name__}"
+
+
+def checked_folder(folder: Any) -> str | None:
+    """Returns the folder that `disk` says.
+
+    Raises:
+      TypeError: it is no path.
+      ValueError: it is empty, or has a name that no file system accepts.
+    """
+    if folder is None:
+        return None
+    if not isinstance(folder, str | os.PathLike) or not isinstance(path := os.fspath(folder), str):
+        raise TypeError(f"pw.resilient: disk={shown(folder)}: expected the path of a folder")
+    if not path:
+        raise ValueError(
+            "pw.resilient: disk='': expected the path of a folder, or None for no versions on disk"
+        )
+    if any(len(os.fsencode(name)) > _MAX_NAME_BYTES for name in path.split("/")):
+        raise ValueError(f"pw.resilient: disk={shown(path)}: a name has more than {_MAX_NAME_BYTES} bytes")
+    return path
+
+
 def checked_interval(every: Any) -> Interval:
     """Returns what `every` says.
 
@@ -39,7 +82,7 @@ def checked_interval(every: Any) -> Interval:
         matched = _SECONDS.fullmatch(every.strip())
         if matched is None or not float(matched[1]):
             raise ValueError(
-                f"pw.resilient: every={every!r}: expected a number of steps, or a time like '10s'"
+                f"pw.resilient: every={shown(every)}: expected a number of steps, or a time like '10s'"
             )
         return Interval(None, float(matched[1]))
     checked_count("every", every)
@@ -54,9 +97,9 @@ def checked_count(name: str, value: Any, least: int = 1) -> None:
       ValueError: it is too small.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"pw.resilient: {name}={value!r}: expected a whole number")
+        raise TypeError(f"pw.resilient: {name}={shown(value)}: expected a whole number")
     if value < least:
-        raise ValueError(f"pw.resilient: {name}={value}: expected at least {least}")
+        raise ValueError(f"pw.resilient: {name}={shown(value)}: expected at least {least}")
 
 
 def checked_feeds(train_step: Any, feeds: Any) -> tuple[Step, str]:
@@ -71,9 +114,11 @@ def checked_feeds(train_step: Any, feeds: Any) -> tuple[Step, str]:
         if not (isinstance(feeds, tuple) and len(feeds) == 2 and isinstance(feeds[0], Bound | Program)):
             raise TypeError(
                 "pw.resilient: feeds must be a program and the name of its argument, like "
-                f"(step, 'batch'), got {feeds!r}"
+                f"(step, 'batch'), got {shown(feeds)}"
             )
         program, name = feeds
+        if not isinstance(name, str) or len(name) > MAX_SHOWN:
+            raise TypeError(f"pw.resilient: feeds={shown(feeds)}: expected the name of an argument")
         for executable in executables_of(program):
             executable.argument(name)
         return program, name

@@ -11,17 +11,19 @@ from typing import Any
 from pathways.compiler.data.on_hosts import FunctionOnHosts
 from pathways.compiler.data.prefetch import Prefetched, prefetch
 from pathways.compiler.program import Program
+from pathways.compiler.resilience.settings import shortened, shown
 from pathways.compiler.stages import Bound
+from pathways.runtime.control.records.errors import HostError
 
 
 class SourcePosition:
     """A position, as `pw.checkpoint` saves and restores it.
 
     Attributes:
-      position: the position.
+      position: the position; once restored, its text as bytes.
     """
 
-    def __init__(self, position: Any) -> None:
+    def __init__(self, position: Any = b"") -> None:
         self.position = position
 
     def get_state(self) -> Any:
@@ -66,6 +68,8 @@ class RewindableSource:
         self._step = step
         self._argument = argument
         self._options: dict[str, Any] = {"rows": rows, "shards": shards, "depth": depth}
+        # Whether its positions are bytes.
+        self._has_bytes = False
         self._reading: Prefetched[Any] | None = None
         self._reads: _LockedIterator | None = None
         # The step whose batch is the next one that is read; None where that is not known.
@@ -80,12 +84,34 @@ class RewindableSource:
           TypeError: the source cannot be rewound.
         """
         self.positions[0] = self._open(None)
+        self._has_bytes = isinstance(self.positions[0], bytes)
         self._next_step = 0
 
     def rewind(self, step: int) -> None:
         """Begins at the position before a step."""
         self._open(self.positions[step])
         self._next_step = step
+
+    def rewind_to_earlier_run(self, step: int, where: str) -> None:
+        """Begins at the position before a step, which an earlier run has left.
+
+        Args:
+          step: the step.
+          where: where the position was found, for messages.
+
+        Raises:
+          ValueError: the source does not accept the position.
+        """
+        try:
+            self.rewind(step)
+        except HostError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"pw.resilient: {where}: the position of the source is {shown(self.positions[step])}, which "
+                f"the source of this call does not accept ({type(error).__name__}: {shortened(str(error))}); "
+                "pass the source that the run began with, or another folder as disk="
+            ) from error
 
     def _open(self, position: Any) -> Any:
         """Begins at a position, by default where the source is; returns that."""
@@ -119,6 +145,19 @@ class RewindableSource:
             )
         return iterator
 
+    def position_of(self, text: bytes) -> Any:
+        """Returns the position that a text on disk is, which is JSON unless positions are bytes.
+
+        Raises:
+          ValueError: it is not JSON: it is damaged, or of another source.
+        """
+        if self._has_bytes:
+            return text
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise ValueError(f"the position of the source is {shown(text)}, which is not JSON") from None
+
     def check_saved(self) -> None:
         """Checks that positions can be written to disk.
 
@@ -131,8 +170,8 @@ class RewindableSource:
                 json.dumps(position)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"pw.resilient: the position of the source cannot be saved to disk: {error}; get_state() has "
-                "to return bytes, or what JSON can write"
+                "pw.resilient: the position of the source cannot be saved to disk: "
+                f"{shortened(str(error))}; get_state() has to return bytes, or what JSON can write"
             ) from None
 
     def read(self, step: int) -> tuple[Any, Any]:
@@ -212,5 +251,9 @@ class _SequenceIterator(Iterator[Any]):
     def get_state(self) -> int:
         return self._number
 
-    def set_state(self, number: int) -> None:
+    def set_state(self, number: Any) -> None:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"expected the number of a batch, got {shown(number)}")
+        if not 0 <= number <= len(self._items):
+            raise ValueError(f"there are {len(self._items)} batches")
         self._number = number

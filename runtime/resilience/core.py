@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pathways.runtime.control.effects import Log
 from pathways.runtime.resilience.effects import (
@@ -91,7 +91,7 @@ class ResilienceCore:
       topology: hosts and replicas.
       policy: when state is copied, and what may go on without which islands.
       stored: the versions that an earlier controller has left in the memory of hosts.
-      disk_step: the step of the version on disk; None where there is none.
+      disk_steps: the steps of the versions on disk.
 
     Attributes:
       phase: the current phase.
@@ -108,7 +108,7 @@ class ResilienceCore:
         topology: ReplicaTopology,
         policy: RecoveryPolicy,
         stored: Mapping[VersionKey, StoredVersion] | None = None,
-        disk_step: int | None = None,
+        disk_steps: Collection[int] = (),
     ) -> None:
         self.phase: Phase = WaitingForIslands(0.0)
         self.attempt = 0
@@ -119,7 +119,9 @@ class ResilienceCore:
         self.committed_at: float | None = None
         self._topology = topology
         self._policy = policy
-        self._disk_step = disk_step
+        self._disk_steps = {*disk_steps}
+        # Why the last save to disk has failed; None after one that has not.
+        self._disk_problem: str | None = None
         self._absent_since: dict[int, float] = {}
         self._dead: set[int] = set()
         self._leaving: set[int] = set()
@@ -133,6 +135,9 @@ class ResilienceCore:
         self._copy_again_at = math.inf
         # The losses that the next recovery is for.
         self._causes: list[str] = []
+        # What could not be copied or saved: a loss that is noticed later explains it, and is logged before.
+        self._delayed_logs: list[Log] = []
+        self._log_at = math.inf
         for key, found in (stored or {}).items():
             # Of versions that are dropped, too: no new one may have the name of one that hosts still have.
             self.attempt = max(self.attempt, key.attempt)
@@ -154,7 +159,7 @@ class ResilienceCore:
     @property
     def disk_step(self) -> int | None:
         """The step of the last version on disk; None where there is none."""
-        return self._disk_step
+        return max(self._disk_steps, default=None)
 
     @property
     def is_protected(self) -> bool:
@@ -170,7 +175,7 @@ class ResilienceCore:
         """Begins: goes on from the later of memory and disk, or with the state that the caller has."""
         self._last_time = now
         effects: list[ResilienceEffect] = [*self._drop_broken(), self._kept()]
-        if self.table.committed is None and self._disk_step is None:
+        if self.table.committed is None and self.disk_step is None:
             return [*effects, HoldSteps(), *self._hold_first()]
         # What happened before was no loss of this run.
         return [*effects, HoldSteps(), *self._go_on(now)]
@@ -257,24 +262,28 @@ class ResilienceCore:
             case RestoreFailed():
                 return self._fail_restore(event, now)
             case DiskSaveCompleted(key):
-                self._disk_step = max(self._disk_step or 0, key.step)
-                return self._end_save(key)
+                self._disk_steps.add(key.step)
+                self._disk_problem = None
+                return self._end_save(key, now)
             case DiskSaveFailed(key, why):
-                text = f"{key} was not saved to disk: {why}; a later version will be"
-                return [Log(logging.WARNING, text), *self._end_save(key)]
+                self._disk_problem = why
+                self._log_later(f"{key} was not saved to disk: {why}; the next one is tried", now)
+                return self._end_save(key, now)
             case ReplicasPrepared(replicas):
                 self._prepared = replicas
                 return []
             case RecoveryTick():
+                logs = self._take_delayed_logs() if now >= self._log_at else []
                 if isinstance(self.phase, WaitingForIslands):
-                    return self._go_on(now)
-                return self._protect() if now >= self._copy_again_at else self._hold_for_leaving(now)
+                    return [*logs, *self._go_on(now)]
+                is_due = now >= self._copy_again_at
+                return [*logs, *(self._protect() if is_due else self._hold_for_leaving(now))]
             case RunEnded(keeps):
                 self.phase = RunOver()
                 last = self.table.committed
                 self.table.drop_pending()
                 self.table.drop_after(last.key if keeps and last is not None else None)
-                return [self._kept()]
+                return [*self._take_delayed_logs(), self._kept()]
 
     # Versions.
 
@@ -456,7 +465,8 @@ class ResilienceCore:
         text = f"host {copy.source} cannot copy {version.key} to host {copy.target}: {failed.why}"
         self._copy_again_at = now + RETRY_SECONDS
         if version.is_committed:
-            return [Log(logging.WARNING, text)]
+            self._log_later(text, now)
+            return []
         self.table.drop_pending()
         effects: list[ResilienceEffect] = [self._kept()]
         if isinstance(self.phase, StepsHeld):
@@ -465,22 +475,34 @@ class ResilienceCore:
             step = self.phase.key.step
             self.phase = StepsRunning()
             effects.append(ResumeSteps(self.attempt, step, self.replicas))
-        return [Log(logging.WARNING, f"{text}; it is tried again at a later step"), *effects]
+        self._log_later(f"{text}; it is tried again at a later step", now)
+        return effects
+
+    def _log_later(self, text: str, now: float) -> None:
+        """Logs a warning once a loss is noticed, or there was time for that."""
+        self._delayed_logs.append(Log(logging.WARNING, text))
+        self._log_at = min(self._log_at, now + RETRY_SECONDS)
+
+    def _take_delayed_logs(self) -> list[ResilienceEffect]:
+        logs, self._delayed_logs, self._log_at = self._delayed_logs, [], math.inf
+        return [*logs]
 
     def _save(self, version: StateVersion) -> list[ResilienceEffect]:
         every = self._policy.disk_every
-        if every is None or self.table.saving is not None or self._commits_since_save < every:
+        if every is None or self.table.saving is not None or version.key.step == self.disk_step:
             return []
-        if version.key.step == self._disk_step:
+        # Without one on disk, a loss of all memory would end the run.
+        if self._disk_steps and self._commits_since_save < every:
             return []
         self._commits_since_save = 0
         self.table.saving = version.key
         return [SaveToDisk(version.key)]
 
-    def _end_save(self, key: VersionKey) -> list[ResilienceEffect]:
+    def _end_save(self, key: VersionKey, now: float) -> list[ResilienceEffect]:
         if self.table.saving == key:
             self.table.saving = None
-        return [self._kept()] if self.table.drop_old() else []
+        effects: list[ResilienceEffect] = [self._kept()] if self.table.drop_old() else []
+        return [*effects, *self._go_on(now)] if isinstance(self.phase, WaitingForIslands) else effects
 
     def _kept(self) -> KeepVersions:
         return KeepVersions(self.hosts, tuple(sorted(self.table.versions)))
@@ -491,11 +513,12 @@ class ResilienceCore:
         self.losses += lost.island in self.present
         self._causes.append(f"island{lost.island} is lost ({lost.why})")
         effects = self._remove(lost.island, now)
+        logs = self._take_delayed_logs()
         if any(isinstance(effect, RestoreState) for effect in effects):
-            return effects
+            return [*effects, *logs]
         if isinstance(self.phase, WaitingForIslands):
-            return [Log(logging.WARNING, f"{self._causes[-1]}; steps wait"), *effects]
-        return [Log(logging.WARNING, self._causes.pop()), *effects]
+            return [Log(logging.WARNING, f"{self._causes[-1]}; steps wait"), *logs, *effects]
+        return [Log(logging.WARNING, self._causes.pop()), *logs, *effects]
 
     def _remove(self, island: int, now: float) -> list[ResilienceEffect]:
         """Notes that an island has no workers; begins a recovery where steps need them."""
@@ -593,16 +616,17 @@ class ResilienceCore:
         if version is None and self._may_be_whole():
             # A host will say whether it has it, or is lost.
             return []
-        if version is None and self._disk_step is None:
-            return self._abandon(self._nowhere())
+        if version is None and self.disk_step is None:
+            # The first version may be on its way to disk.
+            return [] if self.table.saving is not None else self._abandon(self._nowhere())
         replicas = self._choose(now)
         if replicas is None:
             if self._is_hopeless():
                 dead = ", ".join(f"island{island}" for island in sorted(self._dead))
                 return self._abandon(f"{dead} will not return, and no smaller number of replicas is allowed")
             return []
-        if self._disk_step is not None and (version is None or version.key.step < self._disk_step):
-            return self._restore(None, self._disk_step, replicas)
+        if self.disk_step is not None and (version is None or version.key.step < self.disk_step):
+            return self._restore(None, self.disk_step, replicas)
         assert version is not None
         if version.missing_at(self.hosts):
             # Hosts that have it will return.
@@ -667,7 +691,11 @@ class ResilienceCore:
             return []
         step = phase.restore.step
         if failed.source is None:
-            return self._abandon(f"host {failed.host} cannot restore step {step} from disk: {failed.why}")
+            self._disk_steps.discard(step)
+            text = f"version {step} on disk cannot be read: {failed.why}"
+            if not self._disk_steps and self._newest_whole(self._hosts_that_return()) is None:
+                return self._abandon(text)
+            return [Log(logging.WARNING, f"{text}; the one before it is used"), *self._recover(now)]
         text = f"host {failed.host} cannot restore version {step} of host {failed.source}: {failed.why}"
         if failed.is_corrupt:
             assert phase.restore.key is not None
@@ -734,16 +762,15 @@ class ResilienceCore:
     def _nowhere(self) -> str:
         """Returns the error of a state that is lost in part."""
         version = self.table.committed
-        if version is None:
-            return (
-                "the state was lost before its first copies were complete; run again, or pass disk= to go on "
-                "from a folder"
-            )
-        missing = _missing(version, self._hosts_that_return())
-        return (
-            f"of {version.key}, no host has {missing} any more; pass disk= to go on from a folder when "
-            "so many islands are lost at once"
-        )
+        text, advice = "the state was lost before its first copies were complete", "run again, or "
+        if version is not None:
+            missing = _missing(version, self._hosts_that_return())
+            text, advice = f"of {version.key}, no host has {missing} any more", ""
+        if self._policy.disk_every is None:
+            more = "" if advice else " when so many islands are lost at once"
+            return f"{text}; {advice}pass disk= to go on from a folder{more}"
+        why = "" if self._disk_problem is None else f" ({self._disk_problem})"
+        return f"{text}, and none of its versions is on disk{why}; run again"
 
 
 def _missing(version: StateVersion, hosts: Sequence[int]) -> str:

@@ -415,6 +415,8 @@ def test_resilient_training_goes_on_from_disk_after_ctrl_c(tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt) as caught, resilient() as run:  # noqa: PT012 # of its body
         for n, value in run.steps(12):
             first.append(value)
+            # Of the two versions in memory none is replaced while it is saved, as the first one is.
+            run._disk.wait()
             if n == 7:
                 raise KeyboardInterrupt
     assert caught.value.__notes__ == [

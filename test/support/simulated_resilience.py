@@ -674,7 +674,7 @@ class SimulatedTraining:
         for number, host in self.hosts.items():
             # The state that the new controller begins with, if there is no version.
             host.devices = dict.fromkeys(held.get(number, ()), 0)
-        self.core = self.make(self.known(), self.policy, stored, max(self.disk, default=None))
+        self.core = self.make(self.known(), self.policy, stored, self.disk)
         steps = {*self.disk, *(() if self.committed is None else (self.committed.step,))}
         if steps:
             self.counts["runs that go on"] += 1

@@ -32,6 +32,7 @@ from pathways.runtime.resilience.events import (
     CopyCompleted,
     CopyFailed,
     DiskSaveCompleted,
+    DiskSaveFailed,
     HostRestored,
     IslandAbandoned,
     IslandsUsed,
@@ -42,6 +43,7 @@ from pathways.runtime.resilience.events import (
     ResilienceEvent,
     RestoreFailed,
     SnapshotStarted,
+    StateInvalidated,
     WorkersLeaving,
     WorkersLost,
     WorkersReturned,
@@ -164,7 +166,7 @@ def the_disk_is_preferred(patch: pytest.MonkeyPatch) -> None:
     newest = ResilienceCore._newest_whole
 
     def none(self: ResilienceCore, hosts: Any) -> StateVersion | None:
-        return newest(self, hosts) if self._disk_step is None else None
+        return newest(self, hosts) if self.disk_step is None else None
 
     patch.setattr(ResilienceCore, "_newest_whole", none)
 
@@ -653,7 +655,7 @@ def test_resilience_goes_on_from_what_an_earlier_controller_left():
         return StoredVersion(dict.fromkeys(hosts, everything), is_committed, (0,))
 
     stored = {VersionKey(20, 3): found(0), VersionKey(30, 3): found(0, 1, is_committed=False)}
-    core = ResilienceCore(stages(2), RecoveryPolicy(10, disk_every=1), stored, disk_step=10)
+    core = ResilienceCore(stages(2), RecoveryPolicy(10, disk_every=1), stored, disk_steps=(10,))
     shell = Shell(core)
     assert [(r.step, r.key, r.attempt) for r in shell.of(RestoreState)] == [(20, VersionKey(20, 3), 4)]
 
@@ -676,10 +678,83 @@ def test_resilience_tries_a_copy_again_that_failed():
     shell.notify(CopyFailed(again.copies[0].number, "the link is cut"))
     shell.now = 0.5
     shell.notify(RecoveryTick())
-    assert shell.of(MakeCopies) == []
+    assert shell.effects == []
     shell.now = 1.0
     shell.notify(RecoveryTick())
+    assert [log.text for log in shell.effects if isinstance(log, Log)] == [
+        "host 0 cannot copy version 0 to host 1: the link is cut"
+    ]
     assert places(shell.of(MakeCopies)) == [(0, 1)]
+
+
+def test_resilience_logs_the_loss_of_an_island_before_what_could_not_be_copied():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(2, disk_every=1)))
+    shell.is_slow = True
+    shell.run_to(2)
+    copies = shell.of(MakeCopies)[-1].copies
+    shell.notify(CopyFailed(copies[0].number, "connection reset"))
+    shell.notify(DiskSaveFailed(VersionKey(0, 1), "connection reset"))
+    assert shell.of(Log) == []
+    shell.notify(WorkersLost(1, "killed by signal 9"))
+    assert [log.text for log in shell.of(Log)] == [
+        "island1 is lost (killed by signal 9); steps wait",
+        "host 0 cannot copy version 2 to host 0: connection reset; it is tried again at a later step",
+        "version 0 was not saved to disk: connection reset; the next one is tried",
+    ]
+
+
+def test_resilience_has_the_first_version_on_disk_and_waits_for_it():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5, disk_every=10)))
+    key = VersionKey(0, 1)
+    assert shell.of(SaveToDisk) == [SaveToDisk(key)]
+    for island in (0, 1):
+        shell.notify(WorkersLost(island, "killed"))
+        shell.notify(MemoryLost(island))
+    for island in (0, 1):
+        shell.notify(WorkersReturned(island))
+    assert shell.of(RestoreState) == []
+    assert shell.of(AbandonRun) == []
+    shell.notify(DiskSaveCompleted(key))
+    assert [(restore.step, restore.key) for restore in shell.of(RestoreState)] == [(0, None)]
+
+
+def test_resilience_says_why_no_version_is_on_disk():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5, disk_every=10)))
+    for island in (0, 1):
+        shell.notify(WorkersLost(island, "killed"))
+        shell.notify(MemoryLost(island))
+    shell.notify(DiskSaveFailed(VersionKey(0, 1), "OSError: disk is full"))
+    (abandon,) = shell.of(AbandonRun)
+    assert abandon.why == (
+        "of version 0, no host has block 0, block 1 any more, and none of its versions is on disk "
+        "(OSError: disk is full); run again"
+    )
+
+
+def test_resilience_goes_on_from_the_version_before_one_on_disk_that_cannot_be_read():
+    shell = Shell(
+        ResilienceCore(stages(1), RecoveryPolicy(5, disk_every=1), disk_steps=(5, 10)), is_slow=True
+    )
+    for step in (10, 5):
+        (restore,) = shell.of(RestoreState)
+        assert restore.step == step
+        shell.notify(RestoreFailed(restore.attempt, 0, None, "run/10: truncated"))
+    (abandon,) = shell.of(AbandonRun)
+    assert abandon.why == "version 5 on disk cannot be read: run/10: truncated"
+
+
+def test_resilience_restores_a_state_that_a_step_has_consumed():
+    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
+    shell.run_to(7)
+    shell.of(Log)
+    shell.notify(StateInvalidated("step 7 failed after it had taken over the state"))
+    (text,) = (effect.text for effect in shell.effects if isinstance(effect, Log))
+    assert text == (
+        "step 7 failed after it had taken over the state; going on from version 5 in memory, 2 steps are run "
+        "again"
+    )
+    assert [restore.step for restore in shell.of(RestoreState)] == [5]
+    assert shell.core.losses == 0
 
 
 def test_resilience_believes_what_hosts_have_when_they_return():
