@@ -255,9 +255,9 @@ def check(path: str | os.PathLike[str], state: Any) -> None:
 def set_aside(path: str | os.PathLike[str], step: int) -> None:
     """Renames a checkpoint that cannot be read to `<step>.damaged`, so that another one may have its step."""
     folder = _folder(path)
-    with contextlib.suppress(FileNotFoundError):
-        # An earlier one may have that name.
-        (folder / f"{step}.damaged").rmtree(missing_ok=True)
+    # An earlier one may have that name.
+    (folder / f"{step}.damaged").rmtree(missing_ok=True)
+    if (folder / str(step)).exists():
         (folder / str(step)).rename(folder / f"{step}.damaged")
 
 

@@ -491,10 +491,11 @@ class ResilienceCore:
         every = self._policy.disk_every
         if every is None or self.table.saving is not None or version.key.step == self.disk_step:
             return []
-        # Without one on disk, a loss of all memory would end the run.
-        if self._disk_steps and self._commits_since_save < every:
+        if self._commits_since_save >= every:
+            self._commits_since_save = 0
+        elif self._disk_steps:
+            # Without one on disk, a loss of all memory would end the run.
             return []
-        self._commits_since_save = 0
         self.table.saving = version.key
         return [SaveToDisk(version.key)]
 
