@@ -162,6 +162,8 @@ def compile_program(
     if kind == "IfrtIRProgram":
         with watch("of several meshes"):
             return compile_mpmd_program(served, program.data, options.data)
+    if kind == "CustomCallProgram":
+        raise StatusError(StatusCode.UNIMPLEMENTED, _COLOCATED)
     if kind != "XlaProgram":
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"programs of the kind {kind[:100]!r} are not supported by the server"
@@ -174,6 +176,12 @@ def compile_program(
         compiled = _compile_xla(served, program.data, of_ifrt, watch)
         served.program_cache.add(program.data, key, compiled)
     return compiled
+
+
+_COLOCATED = (
+    "colocated Python is the program's, and runs in its own process: PjRtCompiler requires an HloProgram"
+)
+"""Refusal of colocated Python. With the last words, JAX runs the function in the process of the client."""
 
 
 def _compile_xla(

@@ -22,6 +22,8 @@ import ml_dtypes
 import numpy as np
 import optax
 from jax.experimental import sparse
+from jax.experimental.colocated_python import colocated_cpu_devices, colocated_python_class
+from jax.experimental.colocated_python import colocated_python as colocated_python_function
 from jax.experimental.layout import Format, Layout, with_layout_constraint
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -412,6 +414,35 @@ def tokens_between_programs() -> Any:
     token, x = jax.jit(lambda x: (jax.lax.create_token(x), x + 1))(values(3))
     ordered, y = jax.jit(lambda token, x: (jax.lax.after_all(token), x * 2))(token, x)
     return ordered.block_until_ready(), y
+
+
+@program
+def colocated_python() -> Any:
+    devices = jax.devices()[:4]
+    on_rows = NamedSharding(jax.sharding.Mesh(colocated_cpu_devices(devices), "x"), P("x"))
+    x = jax.device_put(values(8, 2), on_rows)
+
+    @colocated_python_function
+    def scaled(x: jax.Array) -> jax.Array:
+        # Any Python, such as input that reads files.
+        shards = [np.asarray(shard.data) * len(str(Path.cwd())) for shard in x.addressable_shards]
+        moved = [
+            jax.device_put(shard, device)
+            for shard, device in zip(shards, x.sharding.mesh.devices, strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays(x.shape, x.sharding, moved)
+
+    @colocated_python_class
+    class Counter:
+        def __init__(self, start: int) -> None:
+            self.count = start
+
+        def add(self, x: jax.Array) -> jax.Array:
+            self.count += 1
+            return x + self.count
+
+    counter = Counter(5)
+    return scaled(x), counter.add(x), counter.add(x), jax.jit(jnp.sum)(scaled(x))
 
 
 @program

@@ -62,9 +62,16 @@ def test_a_result_without_a_handle(client: Client) -> None:
 
 
 def test_programs_that_are_not_supported_are_named(client: Client) -> None:
+    reply = client.request("compile", program={"type_name": "xla::ifrt::OtherProgram"})
+    assert reply.response_metadata.status.code == 12
+    assert "'OtherProgram'" in reply.response_metadata.status.message
+
+
+def test_colocated_python_is_left_to_the_client(client: Client) -> None:
     reply = client.request("compile", program={"type_name": "xla::ifrt::CustomCallProgram"})
     assert reply.response_metadata.status.code == 12
-    assert "'CustomCallProgram'" in reply.response_metadata.status.message
+    # JAX looks for these words.
+    assert "PjRtCompiler requires an HloProgram" in reply.response_metadata.status.message
 
 
 def test_a_program_is_compiled_and_executed(client: Client) -> None:
