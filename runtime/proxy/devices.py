@@ -282,7 +282,7 @@ class ServedDevices:
             local_hardware_id=device.id,
             platform_name=pjrt.platform_of(device),
             device_kind=device.device_kind,
-            debug_string=repr(device),
+            debug_string=str(device),
             to_string=repr(device),
         )
         response.primary_device_ids.append(device.id)
@@ -296,8 +296,8 @@ class ServedDevices:
                 id=number,
                 memory_space_kind=memory.kind,
                 device_ids=[device.id],
-                debug_string=repr(memory),
-                to_string=str(memory),
+                debug_string=str(memory),
+                to_string=repr(memory),
             )
             described.memory_ids.append(number)
             if memory.kind == default:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import stat
 import sys
@@ -20,6 +21,9 @@ Address = tuple[str, int]
 _BACKLOG = 64
 _MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 """Longest path of a UNIX socket that the system allows."""
+
+_OF_ADDRESSES = re.compile(r"[a-zA-Z0-9/._~:@-]*")
+"""Pattern of paths that gRPC's client does not escape."""
 
 _PROBE_TIMEOUT_S = 5.0
 _UNSAFE_MODE = 0o033
@@ -48,14 +52,19 @@ class ListeningSocket:
     def __init__(self, endpoint: Path | Address | None) -> None:
         self._temporary = None
         if endpoint is None:
-            # Not in TMPDIR, which may be deep: the system limits the length of the path of a socket.
-            self._temporary = tempfile.TemporaryDirectory(prefix="pw-proxy-", dir="/tmp")
+            self._temporary = _new_folder()
             endpoint = Path(self._temporary.name) / "jax"
         if isinstance(endpoint, Path):
             self.path: Path | None = endpoint
-            self.target = f"grpc://unix:{endpoint}"
             self._socket = _listen_at_path(endpoint)
             self._inode = endpoint.stat().st_ino
+            name = endpoint
+            if not _OF_ADDRESSES.fullmatch(os.fspath(endpoint)):
+                # gRPC's client would look for a path with escapes, such as %20 for a space.
+                self._temporary = _new_folder()
+                name = Path(self._temporary.name) / "jax"
+                name.symlink_to(endpoint)
+            self.target = f"grpc://unix:{name}"
         else:
             self.path = None
             self._socket = _listen_at_address(endpoint)
@@ -96,6 +105,11 @@ def _listen_at_address(address: Address) -> socket.socket:
         raise ServerError(f"cannot listen at {host}:{port}: {reason}") from None
 
 
+def _new_folder() -> tempfile.TemporaryDirectory[str]:
+    # Not in TMPDIR, which may be deep: the system limits the length of the path of a socket.
+    return tempfile.TemporaryDirectory(prefix="pw-proxy-", dir="/tmp")
+
+
 def _reachable(host: str) -> str:
     """Returns the host name for clients: for a wildcard address, the name of this machine."""
     if host in ("", "0.0.0.0", "::"):
@@ -110,7 +124,7 @@ def _listen_at_path(path: Path) -> socket.socket:
             f"socket {path}: its path has {size} bytes, and the system allows {_MAX_PATH_BYTES}; use a "
             "shorter one"
         )
-    _prepare_folder(path.parent)
+    _prepare_folder(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _locked(path.parent):
@@ -128,12 +142,13 @@ def _listen_at_path(path: Path) -> socket.socket:
     return listener
 
 
-def _prepare_folder(folder: Path) -> None:
-    """Creates a folder if its parent exists.
+def _prepare_folder(path: Path) -> None:
+    """Creates the folder of a socket if its parent exists.
 
     Raises:
       ServerError: other users could reach the folder; clients of the server can run code as this user.
     """
+    folder = path.parent
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.stat()
@@ -149,7 +164,7 @@ def _prepare_folder(folder: Path) -> None:
     if status.st_mode & _UNSAFE_MODE:
         raise ServerError(
             f"folder {folder} can be entered or written to by other users, and clients of a socket there can "
-            f"run code; 'chmod 700 {folder}', or use another folder"
+            f"run code; use a new folder, such as that of {folder / 'private' / path.name}, which is created"
         )
 
 

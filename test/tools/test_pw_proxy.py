@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import pathways.proxy
@@ -122,6 +123,18 @@ def test_a_program_that_a_signal_ends() -> None:
     assert done.returncode == 128 + 9
 
 
+def test_the_end_of_a_program_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client in JAX logs a stack trace when it disconnects."""
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    program = "import os, jax; print(jax.devices(), os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    done = run("--", sys.executable, "-c", program)
+    assert (done.stdout, done.stderr) == ("[CpuDevice(id=0)] 2\n", "")
+    # The level of the user is kept.
+    done = run("--", sys.executable, "-c", program, TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.stdout == "[CpuDevice(id=0)] 0\n"
+    assert "Stack trace" in done.stderr
+
+
 def test_serves_until_sigterm(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     command = [*COMMAND, "--listen", f"unix:{folder}/jax", "--cpu-devices", "2"]
@@ -213,6 +226,28 @@ def test_mistakes_on_the_command_line(
 
 
 @pytest.mark.parametrize(
+    "problem", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda': none")]
+)
+def test_a_platform_without_devices(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """JAX raises one of these errors without a GPU, or without its plugin."""
+
+    def devices() -> list[jax.Device]:
+        raise problem
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert pw_proxy.main(["--platform", "cuda", "--", "ls"]) == 1
+    reason = f": {problem}" if str(problem) else ""
+    assert capfd.readouterr().err == (
+        f"pw-proxy: error: --platform cuda: JAX has no GPU here{reason}; nvidia-smi lists GPUs, and JAX "
+        "needs its plugin for them: pip install 'jax[cuda13]'\n"
+    )
+
+
+@pytest.mark.parametrize(
     ("arguments", "error"),
     [
         (["--", "/no/such/program"], "program not found: '/no/such/program'"),
@@ -279,5 +314,6 @@ def test_a_folder_that_others_may_enter(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         f"pw-proxy: error: folder {tmp_path} can be entered or written to by other users, and clients of "
-        f"a socket there can run code; 'chmod 700 {tmp_path}', or use another folder\n"
+        f"a socket there can run code; use a new folder, such as that of {tmp_path}/private/jax, which is "
+        "created\n"
     )

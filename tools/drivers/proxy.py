@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import queue
+import shlex
 import shutil
 import signal
 import subprocess
@@ -114,6 +115,17 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
     if options.cpu_devices is not None:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
     try:
+        jax.devices()
+    # Without a plugin for the platform, JAX raises an AssertionError.
+    except (RuntimeError, AssertionError) as error:
+        reason = f": {str(error).splitlines()[0]}" if str(error) else ""
+        if options.platform == "cpu":
+            raise UserError(f"JAX has no CPU devices{reason}") from None
+        raise UserError(
+            f"--platform {options.platform}: JAX has no GPU here{reason}; nvidia-smi lists GPUs, and JAX "
+            "needs its plugin for them: pip install 'jax[cuda13]'"
+        ) from None
+    try:
         return serve(
             None if isinstance(where, tuple) else where,
             slices=options.slices,
@@ -167,7 +179,7 @@ def _wait(server: ProxyServer) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     for name, value in server.environment.items():
-        print(f"export {name}={value}")
+        print(f"export {name}={shlex.quote(value)}")
     sys.stdout.flush()
     ended.wait()
     return 0
@@ -175,8 +187,13 @@ def _wait(server: ProxyServer) -> int:
 
 def _run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs a program; returns its exit code, or 128 and the number of the signal that ended it."""
-    # Otherwise equinox would check with callbacks, which JAX's client rejects.
-    environment = {"EQX_ON_ERROR": "nan", **environment}
+    environment = {
+        # Otherwise equinox would check with callbacks, which JAX's client rejects.
+        "EQX_ON_ERROR": "nan",
+        **environment,
+        # Otherwise JAX's client would log a stack trace at the end of each program.
+        "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL") or "2",
+    }
     found = shutil.which(program[0])
     if found is None:
         raise UserError(f"program not found: '{program[0]}'")

@@ -43,10 +43,22 @@ def test_a_folder_is_created_if_its_parent_exists(tmp_path: Path) -> None:
         ListeningSocket(tmp_path / "file" / "jax")
 
 
+def test_a_path_that_clients_would_escape(tmp_path: Path) -> None:
+    """gRPC's client would look for `a%20b` instead of `a b`: it gets the path of a link."""
+    listener = ListeningSocket(tmp_path / "a b" / "jax")
+    link = Path(listener.target.removeprefix("grpc://unix:"))
+    assert link.resolve() == tmp_path / "a b" / "jax"
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(link))
+    listener.close()
+    assert not link.parent.exists()
+    assert not (tmp_path / "a b" / "jax").exists()
+
+
 @pytest.mark.parametrize("mode", [0o711, 0o720, 0o702, 0o755, 0o777])
 def test_a_folder_that_others_may_enter_or_write_to(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(ServerError, match=f"'chmod 700 {tmp_path}', or use another folder"):
+    with pytest.raises(ServerError, match=f"use a new folder, such as that of {tmp_path}/private/"):
         ListeningSocket(tmp_path / "jax")
 
 
