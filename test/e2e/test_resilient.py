@@ -330,6 +330,18 @@ def test_resilient_status_shows_the_places_of_versions() -> None:
     assert not pw.status().training
 
 
+def test_resilient_status_shows_a_run_while_an_island_is_lost() -> None:
+    step, state, source = small()
+    with pw.resilient(step, state, source, every=3) as run:
+        for n, _ in run.steps(8):
+            if n == 4:
+                run.lose("island1", returns=False)
+                assert "training, step 7: version" in str(pw.status())
+                run.return_island("island1")
+                assert len(run.state) == 2
+                assert "losses survived: 1" in str(pw.status())
+
+
 def test_resilient_runs_no_step_again_when_an_island_leaves(caplog) -> None:
     step, state, source = small()
     expected = undisturbed(step, state, source)
