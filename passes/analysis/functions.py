@@ -18,8 +18,12 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.attributes.fields import entries_of
+from pathways.dialect.attributes.names import ARGUMENT_INFO
 from pathways.dialect.operations.operation import attribute_of, is_public
 from pathways.passes.manager.base import fail
+
+_MAX_NAMED = 4
+"""Limit of the arguments that a message names."""
 
 
 def unique_name(base: str, taken: Collection[str], start: int = 0) -> str:
@@ -42,6 +46,18 @@ def body_block(function: ir.OpView) -> ir.Block:
     if not blocks:
         fail(function, "is only declared, but its body is needed here")
     return blocks[0]
+
+
+def named_arguments(function: ir.OpView, arguments: Sequence[ir.Value]) -> str:
+    """Returns the names of arguments for a message, of many the first ones."""
+    attrs = argument_attrs(function)
+    infos = [attrs[argument.arg_number].get(ARGUMENT_INFO) for argument in arguments[:_MAX_NAMED]]
+    names = [
+        f"#{argument.arg_number}" if info is None else info.value
+        for argument, info in zip(arguments, infos, strict=False)
+    ]
+    more = f" and {len(arguments) - _MAX_NAMED} more" if len(arguments) > _MAX_NAMED else ""
+    return f"argument{'s' if len(arguments) > 1 else ''} {', '.join(names)}{more}"
 
 
 def set_signature(function: ir.OpView, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:

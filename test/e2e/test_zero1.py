@@ -38,6 +38,11 @@ SUMMING = {
     "now and then": optax.MultiSteps(optax.adam(1e-2), 2),
     "finite": optax.chain(optax.zero_nans(), optax.adam(1e-2)),
     "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=8),
+    # Sums in a branch, and in a branch of a branch.
+    "clipped if finite": optax.apply_if_finite(
+        optax.chain(optax.clip_by_global_norm(0.05), optax.adafactor(1e-2, min_dim_size_to_factor=8)), 2
+    ),
+    "lamb if finite, now and then": optax.MultiSteps(optax.apply_if_finite(optax.lamb(1e-2), 2), 2),
 }
 
 
@@ -137,7 +142,11 @@ def test_zero1_updates_donated_state_to_the_same_bits(name: str, replicas: int, 
 
 
 @pytest.mark.parametrize(
-    ("name", "replicas"), [("lamb", 3), ("now and then", 2), ("finite", 4), ("adafactor", 2)]
+    ("name", "replicas"),
+    [
+        *(("lamb", 3), ("now and then", 2), ("finite", 4), ("adafactor", 2)),
+        *(("clipped if finite", 2), ("lamb if finite, now and then", 3)),
+    ],
 )
 def test_zero1_adds_up_norms_of_blocks(name: str, replicas: int) -> None:
     params, batch = inputs()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 from jaxlib.mlir import ir
@@ -31,6 +32,8 @@ from pathways.passes.analysis.operations import has_side_effect
 from pathways.passes.analysis.replicas import ReplicaNumbers, replica_count
 from pathways.passes.analysis.sharding_rules import RuleReader, attach_rules, drop_rules
 from pathways.passes.manager.base import Pass, main_function, remark
+from pathways.passes.shard.updates.axes import BRANCHES, partial_dims
+from pathways.passes.shard.updates.branches import move_in_front
 from pathways.passes.shard.updates.split_launch import SplitLaunch
 from pathways.passes.shard.updates.splitting import OuterLaunch, Splitting, decide, main_key
 
@@ -47,7 +50,7 @@ class SplitUpdates(Pass):
        such as a parameter that the microbatches read, it takes its block, by its `pw.replica`.
     4. Other values that are needed as a whole, such as the new parameters, are assembled by a
        `pw.all_gather`. Results of reductions over blocks, such as the square of a norm, are gathered and
-       reduced again.
+       reduced again; in a branch they are computed in front of the conditional.
 
     Values that are not divisible by the number of replicas stay replicated, with a remark.
 
@@ -84,6 +87,8 @@ class SplitUpdates(Pass):
         if splitting is None:
             remark(main, "has no state that can be sharded over replicas: nothing is split")
         else:
+            for launch in launches.values():
+                _move_reductions(launch, splitting)
             with main.operation.location:
                 _UpdateSplitter(main, launches, splitting, layouts, computations).run()
         erase_unused_functions(module)
@@ -129,7 +134,7 @@ def _unshare_constants(block: ir.Block) -> None:
     """
     of_scalars: set[ir.Value] = set()
     shared: list[ir.OpView] = []
-    for op in block.operations:
+    for op in _with_branches(block):
         if only_computes(type(op)) and all(v in of_scalars or _is_scalar(v) for v in op.operands):
             of_scalars.update(op.results)
             if len(op.results) == 1 and not _is_scalar(op.results[0]):
@@ -139,6 +144,33 @@ def _unshare_constants(block: ir.Block) -> None:
         for use in list(op.results[0].uses)[1:]:
             copy = op.operation.clone(ir.InsertionPoint(op))
             use.owner.operation.operands[use.operand_number] = copy.results[0]
+
+
+def _with_branches(block: ir.Block) -> Iterator[ir.OpView]:
+    """Yields the operations of a block, and those in branches of its conditionals, in their order."""
+    for op in block.operations:
+        yield op
+        if op.operation.name in BRANCHES:
+            for region in op.regions:
+                yield from _with_branches(region.blocks[0])
+
+
+def _move_reductions(launch: OuterLaunch, splitting: Splitting) -> None:
+    """Moves reductions over blocks out of conditionals: inside, replicas cannot exchange their results."""
+
+    def in_branches() -> list[ir.OpView]:
+        return [
+            op
+            for op in _with_branches(launch.block)
+            if op.operation.parent.opview.operation.name in BRANCHES
+            and (dims := partial_dims(op))
+            and splitting.dim(launch.key(op.operands[0])) in dims
+        ]
+
+    # A conditional that is moved may have reductions in its own branches.
+    while reductions := in_branches():
+        for op in reductions:
+            move_in_front(op)
 
 
 def _is_scalar(value: ir.Value) -> bool:

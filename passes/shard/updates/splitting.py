@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from jaxlib.mlir import ir
@@ -21,17 +21,15 @@ from pathways.dialect import (
     slices_of,
 )
 from pathways.dialect.attributes.blocks import block_shape
-from pathways.dialect.attributes.names import ARGUMENT_INFO, CONSTANT, KEYS, SLICE
+from pathways.dialect.attributes.names import CONSTANT, KEYS, SLICE
 from pathways.dialect.attributes.shardings import decided_inside
 from pathways.dialect.relations.layouts import Layouts
-from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.functions import body_block, named_arguments
 from pathways.passes.analysis.operations import captured_by_regions
 from pathways.passes.analysis.sharding_rules import RuleReader
 from pathways.passes.manager.base import fail_each, remark
 from pathways.passes.shard.updates.axes import BRANCHES, partial_dims, ties_of
-
-_NAMED = 4
-"""Number of arguments that a message names."""
+from pathways.passes.shard.updates.branches import is_movable
 
 
 class ValueKey(NamedTuple):
@@ -205,7 +203,7 @@ class _Graph:
     def read_operations(
         self, launch: OuterLaunch, operations: Iterable[ir.OpView], in_branch: bool = False
     ) -> None:
-        """Reads operations of a computation; in a branch, what is reduced cannot be exchanged."""
+        """Reads operations of a computation; reductions of a branch will be moved in front of it."""
         for op in operations:
             if op.operation.name in BRANCHES:
                 for region in op.regions:
@@ -222,7 +220,8 @@ class _Graph:
             for number, value in enumerate([*op.operands, *captured_by_regions(op)]):
                 key = launch.key(value)
                 self.readers[key] += [(launch.key(result), 1) for result in op.results]
-                partial = partial_dims(op) if number == 0 and not in_branch else ()
+                is_partial = number == 0 and (not in_branch or is_movable(op))
+                partial = partial_dims(op) if is_partial else ()
                 for dim in _dims(value):
                     if (number, dim) not in tied and dim not in partial:
                         self.blocked[key, dim].append(op)
@@ -404,27 +403,19 @@ class _Choice:
           PassFailure: an operation needs all of what is to be split.
         """
         for why, arguments in self.left.items():
-            remark(self.main, f"leaves {self.named(arguments)} whole on all {self.count} replicas: {why}")
+            remark(
+                self.main,
+                f"leaves {named_arguments(self.main, arguments)} whole on all {self.count} replicas: {why}",
+            )
         if self.refused:
             fail_each(
                 (
                     op,
                     f"needs all of what {self.count} replicas would have blocks of: zero1 cannot split the "
-                    f"update of {self.named(arguments)}; make the update elementwise, or do not use zero1",
+                    f"update of {named_arguments(self.main, arguments)}; {_remedy(op)}",
                 )
                 for op, arguments in self.refused.values()
             )
-
-    def named(self, arguments: Sequence[ir.Value]) -> str:
-        """Returns the names of arguments, of many the first ones."""
-        attrs = argument_attrs(self.main)
-        infos = [attrs[argument.arg_number].get(ARGUMENT_INFO) for argument in arguments[:_NAMED]]
-        names = [
-            f"#{argument.arg_number}" if info is None else info.value
-            for argument, info in zip(arguments, infos, strict=False)
-        ]
-        more = f" and {len(arguments) - _NAMED} more" if len(arguments) > _NAMED else ""
-        return f"argument{'s' if len(arguments) > 1 else ''} {', '.join(names)}{more}"
 
     def why_not(self, axis: Axis) -> str | None:
         """Explains why all that goes together with a dimension cannot be cut; None where it can."""
@@ -459,7 +450,7 @@ class _Choice:
     def shown(self, key: ValueKey) -> str:
         """Describes a value for the user."""
         if self.is_argument(key):
-            return self.named([key.value])
+            return named_arguments(self.main, [key.value])
         owner = key.value.owner
         kind = "a value" if isinstance(owner, ir.Block) else f"a result of '{owner.operation.name}'"
         return f"{kind} of type {key.value.type}"
@@ -472,3 +463,10 @@ class _Choice:
             if other in self.in_flow and other[0] not in self.gathered
             for op in self.graph.blocked.get(other, ())
         ]
+
+
+def _remedy(op: ir.OpView) -> str:
+    """Returns what a user may do about an operation that needs all of a value."""
+    if partial_dims(op):
+        return "it is in a branch, after a loop: move it out of the conditional, or do not use zero1"
+    return "make the update elementwise, or do not use zero1"

@@ -155,3 +155,49 @@ module @complex_sum attributes {pw.form = "sharded"} {
     return %n : tensor<4xcomplex<f32>>
   }
 }
+
+// -----
+
+// A norm in a branch, and what it is the norm of, is computed in front of the conditional, also of one in another: the
+// replicas exchange their partial sums before either runs.
+// CHECK-LABEL: module @norm_in_a_branch
+// CHECK: %[[PART:.*]] = "pw.launch"({{.*}}) {callee = @update_blocks, slice = @s0} : {{.*}} -> tensor<1xf32>
+// CHECK: "pw.all_gather"(%[[PART]]) {dim = 0 : i64, slice = @s0} : (tensor<1xf32>) -> tensor<2xf32>
+// CHECK: func.func private @update_blocks
+// CHECK-NOT: case
+// CHECK: stablehlo.multiply {{.*}} : tensor<2xf32>
+// CHECK: stablehlo.reduce({{.*}}) applies stablehlo.add across dimensions = [0] : (tensor<2xf32>
+// CHECK: func.func private @update_blocks_1
+// CHECK: stablehlo.reduce({{.*}}) applies stablehlo.add across dimensions = [0] : (tensor<2xf32>
+// CHECK: "stablehlo.case"
+// CHECK-NOT: reduce
+// CHECK: stablehlo.divide {{.*}} : tensor<2xf32>
+module @norm_in_a_branch attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  func.func public @main(%m: tensor<4xf32> {pw.slice = @s0}, %s: tensor<4xf32> {pw.slice = @s0}, %p: tensor<i32> {pw.slice = @s0})
+      -> (tensor<4xf32> {pw.slice = @s0}) {
+    %g = "pw.all_reduce"(%s) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    %n = "pw.launch"(%m, %g, %p) {callee = @update, slice = @s0} : (tensor<4xf32>, tensor<4xf32>, tensor<i32>) -> tensor<4xf32>
+    return %n : tensor<4xf32>
+  }
+  func.func private @update(%m: tensor<4xf32>, %g: tensor<4xf32>, %p: tensor<i32>) -> tensor<4xf32> {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %n = "stablehlo.case"(%p) ({
+      stablehlo.return %m : tensor<4xf32>
+    }, {
+      %square = stablehlo.multiply %g, %g : tensor<4xf32>
+      %inner = "stablehlo.case"(%p) ({
+        %norm = stablehlo.reduce(%square init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+        %all = stablehlo.broadcast_in_dim %norm, dims = [] : (tensor<f32>) -> tensor<4xf32>
+        %unit = stablehlo.divide %g, %all : tensor<4xf32>
+        stablehlo.return %unit : tensor<4xf32>
+      }, {
+        stablehlo.return %g : tensor<4xf32>
+      }) : (tensor<i32>) -> tensor<4xf32>
+      %sum = stablehlo.add %m, %inner : tensor<4xf32>
+      stablehlo.return %sum : tensor<4xf32>
+    }) : (tensor<i32>) -> tensor<4xf32>
+    return %n : tensor<4xf32>
+  }
+}

@@ -72,3 +72,39 @@ module attributes {pw.form = "sharded"} {
     return %a, %c, %e : tensor<4xf32>, tensor<4xf32>, tensor<6xf32>
   }
 }
+
+// -----
+
+// A norm in a branch is computed in front of the conditional, unless that would run a loop which may not end there.
+module attributes {pw.form = "sharded"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, replicas = 2, sym_name = "s0"} : () -> ()
+  func.func public @main(%m: tensor<4xf32> {jax.arg_info = "m", pw.slice = @s0}, %s: tensor<4xf32> {pw.slice = @s0}, %p: tensor<i1> {pw.slice = @s0})
+      -> (tensor<4xf32> {pw.slice = @s0}) {
+    %g = "pw.all_reduce"(%s) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
+    %n = "pw.launch"(%m, %g, %p) {callee = @update, slice = @s0} : (tensor<4xf32>, tensor<4xf32>, tensor<i1>) -> tensor<4xf32>
+    return %n : tensor<4xf32>
+  }
+  func.func private @update(%m: tensor<4xf32>, %g: tensor<4xf32>, %p: tensor<i1>) -> tensor<4xf32> {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %n = "stablehlo.if"(%p) ({
+      %end:2 = stablehlo.while(%a = %zero, %b = %p) : tensor<f32>, tensor<i1>
+      cond {
+        stablehlo.return %b : tensor<i1>
+      } do {
+        stablehlo.return %a, %b : tensor<f32>, tensor<i1>
+      }
+      %all = stablehlo.broadcast_in_dim %end#0, dims = [] : (tensor<f32>) -> tensor<4xf32>
+      %more = stablehlo.add %g, %all : tensor<4xf32>
+      // expected-error@below {{'stablehlo.reduce' op needs all of what 2 replicas would have blocks of: zero1 cannot split the update of argument m; it is in a branch, after a loop: move it out of the conditional, or do not use zero1}}
+      %norm = stablehlo.reduce(%more init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+      %sums = stablehlo.broadcast_in_dim %norm, dims = [] : (tensor<f32>) -> tensor<4xf32>
+      %sum = stablehlo.add %m, %sums : tensor<4xf32>
+      stablehlo.return %sum : tensor<4xf32>
+    }, {
+      %sum = stablehlo.add %m, %g : tensor<4xf32>
+      stablehlo.return %sum : tensor<4xf32>
+    }) : (tensor<i1>) -> tensor<4xf32>
+    return %n : tensor<4xf32>
+  }
+}
