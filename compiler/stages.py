@@ -345,7 +345,9 @@ class Bound(ProcessBound):
 
         Returns:
           `launches` and `transfers` between slices, `bytes transferred` by them, and the `flops` of all
-          computations by XLA's estimate, on all devices together.
+          computations by XLA's estimate, on all devices together. `argument bytes transferred` are those
+          that a call moves before it starts, if it is passed results of the last one (updated parameters, a
+          donated state) that are on other slices than the arguments that they replace.
 
         Raises:
           HostError: a host of the program was lost.
@@ -357,6 +359,7 @@ class Bound(ProcessBound):
             "launches": len(launches),
             "transfers": len(transfers),
             "bytes transferred": sum(self.plan.bytes_moved(t) for t in transfers),
+            "argument bytes transferred": self.plan.argument_bytes_moved(),
             "flops": sum(self.flops(*pair) * n for pair, n in counts.items()),
         }
 

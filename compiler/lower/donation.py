@@ -18,7 +18,7 @@ from pathways.dialect import (
     result_slices,
     symbol_table,
 )
-from pathways.dialect.attributes.names import DONATED, MAIN
+from pathways.dialect.attributes.names import DONATED, MAIN, REPLACED_BY
 from pathways.dialect.attributes.replica_ports import ports_of_callers
 from pathways.dialect.verification.forms import PARTS
 from pathways.runtime.plan.sub_programs import SubProgramCalls, calls_of
@@ -51,6 +51,8 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
         f"{name} of {values[n].type}".replace("tensor<", "").removesuffix(">")
         for name, (n, *_) in ports
         if DONATED in all_attrs[n]
+        # A remark says where the result is that replaces it.
+        and REPLACED_BY not in all_attrs[n]
         and values[n].type.rank
         and len(places[n] or ()) == 1
         and (values[n].type, places[n]) not in gathered

@@ -72,6 +72,7 @@ DISCARDABLE: Mapping[str, Kind] = {
     names.CONDITION: STRING,
     names.BRANCH: STRING,
     names.DONATED: UNIT,
+    names.REPLACED_BY: NATURAL,
     names.CONSTANT: symbol("pw.constant"),
     names.SPEC: _SPEC,
     names.KEYS: UNIT,

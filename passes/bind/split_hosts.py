@@ -24,7 +24,7 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.attributes.fields import NATURAL
-from pathways.dialect.attributes.names import CONSTANT, DONATED, HOST, NUMBER, SLICE
+from pathways.dialect.attributes.names import CONSTANT, DONATED, HOST, NUMBER, REPLACED_BY, SLICE
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.host_relations import lost_values, parts_of
 from pathways.dialect.relations.program_view import Attributes, ProgramView, read_hosts, read_program
@@ -223,7 +223,8 @@ class _HostFunction:
 
     def port(self, attrs: Attributes, number: int) -> dict[str, ir.Attribute]:
         """Returns the attributes of an argument or a result on the host."""
-        return {**attrs, SLICE: make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
+        kept = {name: value for name, value in attrs.items() if name != REPLACED_BY}
+        return {**kept, SLICE: make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
 
     def arguments(self, returned: Sequence[ir.Value]) -> list[int]:
         """Returns the numbers of the host's arguments: those that it reads or must release."""

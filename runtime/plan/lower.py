@@ -25,6 +25,7 @@ from pathways.dialect.attributes.names import (
     MEMORY_KIND,
     NUMBER,
     PLACE_IN_MEMORY,
+    REPLACED_BY,
     REPLICA,
     SHARDING,
     SLICE,
@@ -261,8 +262,20 @@ class _Flattener:
                         self.new_slot(value, slice_name)
             constant = attrs[group[0]][CONSTANT].value if CONSTANT in attrs[group[0]] else None
             type_, slots, replicas, kind = self.port(values, [attrs[n] for n in group])
-            arguments.append(Argument(type_, slots, donated, constant, replicas, kind))
+            replaced_by = self.replaced_by(attrs[group[0]])
+            arguments.append(Argument(type_, slots, donated, constant, replicas, kind, replaced_by))
         return arguments
+
+    def replaced_by(self, attrs: Mapping[str, ir.Attribute]) -> int | None:
+        """Returns the number of the result that callers pass for an argument in the next call."""
+        if REPLACED_BY not in attrs:
+            return None
+        number, count = attrs[REPLACED_BY].value, len(ports_of_callers(dialect.result_attrs(self.main)))
+        if number >= count:
+            raise ValueError(
+                f"program '{self.name}': an argument is replaced by result #{number}, but there are {count}"
+            )
+        return number
 
     def flatten_results(self) -> tuple[Result, ...]:
         attrs = dialect.result_attrs(self.main)

@@ -244,6 +244,8 @@ class Argument:
       constant: the name of the program constant that it holds, None for an argument that the caller passes.
       replicas: its distribution over replicas; None in a program without replicas.
       memory_kind: its memory kind; None for the default memory of devices.
+      replaced_by: the number of the result that callers pass for it in the next call, where that is not on
+        all of its slices; None of all others.
     """
 
     type: ArrayType
@@ -252,6 +254,7 @@ class Argument:
     constant: str | None = None
     replicas: Replicas | None = None
     memory_kind: str | None = None
+    replaced_by: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,5 +369,17 @@ class Plan:
 
     def bytes_moved(self, transfer: Transfer | Receive) -> int:
         """Returns the bytes that a transfer moves: those of all shards that it fills."""
-        shards = (self.shard_type(slot) for slot in transfer.results)
-        return self.slices[transfer.dst].size * sum(shard.nbytes for shard in shards)
+        return sum(map(self._bytes_in, transfer.results))
+
+    def argument_bytes_moved(self) -> int:
+        """Returns the bytes that a call moves first if it is passed the results of the last one."""
+        return sum(
+            self._bytes_in(slot)
+            for argument in self.arguments
+            if argument.replaced_by is not None
+            for name, slot in argument.slots.items()
+            if name not in self.results[argument.replaced_by].slots
+        )
+
+    def _bytes_in(self, slot: Slot) -> int:
+        return self.slices[self.slot_slices[slot]].size * self.shard_type(slot).nbytes

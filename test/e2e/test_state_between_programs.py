@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from check import assert_close
 from jax.sharding import PartitionSpec as P
@@ -150,3 +152,53 @@ def test_place_copies_weights_to_an_actor_on_the_same_devices(shape: tuple[int, 
         w = learn(w)
         np.testing.assert_array_equal(act(kept, x), 2 * ones)
         np.testing.assert_array_equal(w, (step + 2) * ones)
+
+
+def tied_step(devices: Any, **options: Any) -> Any:
+    """Returns a step of a model whose first and last slice share a table, and its arguments."""
+    first, last = (devices.add_slice((1,), ("x",)) for _ in range(2))
+    embed = pw.jit(lambda e, t: e[t], devices=first)
+    layer = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=last)
+    head = pw.jit(lambda e, x: jnp.mean((x @ e.T) ** 2), devices=last)
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+
+    def step(p, s, b):
+        grad = jax.grad(lambda p, b: head(p["e"], layer(p["w"], embed(p["e"], b))))
+        u, s = tx.update(pw.accumulate(grad, 2)(p, b), s, p)
+        return optax.apply_updates(p, u), s
+
+    p = {"e": jnp.ones((40, WIDTH)), "w": jnp.eye(WIDTH)}
+    arguments = p, tx.init(p), jnp.zeros((4, 2), jnp.int32)
+    return pw.program(step, schedule="1f1b", **options).lower(*arguments).compile(), arguments
+
+
+@pytest.mark.filterwarnings("error")
+def test_state_that_two_slices_read_stays_at_home() -> None:
+    compiled, arguments = tied_step(pw.make_virtual_device_set(), donate_argnums=(0, 1))
+    assert compiled.cost_analysis()["argument bytes transferred"] == 0
+    *state, batch = compiled.place(*arguments)
+    homes = [x.devices() for x in jax.tree.leaves(state)]
+    assert [x.devices() for x in jax.tree.leaves(compiled(*state, batch))] == homes
+    # Its buffers are those of the results.
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+
+
+def test_state_that_is_not_donated_is_copied_to_all_readers() -> None:
+    compiled, _ = tied_step(pw.make_virtual_device_set())
+    assert compiled.cost_analysis()["argument bytes transferred"] == 40 * WIDTH * 4
+
+
+def test_state_that_launches_return_elsewhere_is_counted(model: Model) -> None:
+    first, last = place_on([*model.slices], lambda w, x: x @ w)
+
+    @pw.program(donate_argnums=1)
+    def step(params, x):
+        return last(params[1], first(params[0], x))
+
+    lowered = step.lower(model.init(jax.random.key(0)), np.repeat(X, 4, axis=0))
+    (remark,) = [str(remark) for remark in lowered.remarks]
+    a, b = (slice.name for slice in model.slices)
+    assert f"moves {4 * X.nbytes} bytes of argument x to @{a} in each call" in remark
+    assert f"these are on @{b}" in remark
+    # Each of the two devices gets all of it.
+    assert lowered.compile().cost_analysis()["argument bytes transferred"] == 8 * X.nbytes

@@ -16,6 +16,25 @@ import numpy as np
 from pathways.passes.analysis.flow import INFINITE, scale_of, source_side
 
 
+class DisjointSets:
+    """Union-find over the numbers below `count`; each set is known by one of its members."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def find(self, n: int) -> int:
+        """Returns the member that represents the set of a number."""
+        parent = self._parent
+        while parent[n] != n:
+            parent[n] = parent[parent[n]]
+            n = parent[n]
+        return n
+
+    def join(self, first: int, second: int) -> None:
+        """Makes one set of those of two numbers, known by the second's representative."""
+        self._parent[self.find(first)] = self.find(second)
+
+
 class Edge(NamedTuple):
     """A value: `producer` and `consumers` are node numbers, `cost` its bytes."""
 
@@ -54,27 +73,20 @@ def _components(
     num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]
 ) -> list[tuple[list[int], list[Edge]]]:
     """Returns the connected components of free nodes; a fixed node does not connect its neighbours."""
-    parent = list(range(num_nodes))
-
-    def find(n: int) -> int:
-        while parent[n] != n:
-            parent[n] = parent[parent[n]]
-            n = parent[n]
-        return n
-
+    sets = DisjointSets(num_nodes)
     free_ends = [[n for n in (edge.producer, *edge.consumers) if n not in fixed] for edge in edges]
     for first, *rest in filter(None, free_ends):
         for other in rest:
-            parent[find(other)] = find(first)
+            sets.join(other, first)
     nodes: dict[int, dict[int, None]] = {}
     inside: dict[int, list[Edge]] = {}
     for n in range(num_nodes):
         if n not in fixed:
-            nodes.setdefault(find(n), {})[n] = None
+            nodes.setdefault(sets.find(n), {})[n] = None
     for edge, free in zip(edges, free_ends, strict=True):
         if free:
-            nodes[find(free[0])].update(dict.fromkeys((edge.producer, *edge.consumers)))
-            inside.setdefault(find(free[0]), []).append(edge)
+            nodes[sets.find(free[0])].update(dict.fromkeys((edge.producer, *edge.consumers)))
+            inside.setdefault(sets.find(free[0]), []).append(edge)
     return [(list(members), inside.get(root, [])) for root, members in nodes.items()]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from jaxlib.mlir import ir
 
 from pathways.dialect import SplitOp
-from pathways.passes.place.inference.cut import Edge, multiway_cut
+from pathways.passes.place.inference.cut import DisjointSets, Edge, multiway_cut
 from pathways.passes.place.inference.placement_problem import Homes, Operation, PlacementProblem
+from pathways.passes.place.inference.replaced import updated_arguments
 
 
 def copy_for_readers(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> PlacementProblem:
@@ -53,17 +54,41 @@ def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> H
         node_of[position] = len(values_of_node)
         values_of_node.append(list(op.results))
     node = {value: n for n, values in enumerate(values_of_node) for value in values}
-    readers: dict[ir.Value, dict[int, None]] = {}
     fixed = {node[argument]: place for argument, place in problem.kept.items()}
+    fixed |= {n: place for p, n in node_of.items() if (place := problem.operations[p].slice) is not None}
+    sets = DisjointSets(len(values_of_node))
+    _join_updated(problem, sets, node, fixed)
+    readers: dict[ir.Value, dict[int, None]] = {}
     for position, n in node_of.items():
         op = problem.operations[position]
-        if op.slice is not None:
-            fixed[n] = op.slice
         for value in op.reads:
             # A batch that the caller brings is there wherever it is split: nothing crosses.
             is_free = isinstance(op.view, SplitOp) and problem.is_brought(value)
-            if value in node and not is_free and node[value] != n:
-                readers.setdefault(value, {})[n] = None
-    edges = [Edge(node[value], tuple(read_by), problem.cost(value)) for value, read_by in readers.items()]
+            if value in node and not is_free and sets.find(node[value]) != sets.find(n):
+                readers.setdefault(value, {})[sets.find(n)] = None
+    edges = [
+        Edge(sets.find(node[value]), tuple(read_by), problem.cost(value))
+        for value, read_by in readers.items()
+    ]
     slices = multiway_cut(len(values_of_node), edges, fixed)
-    return {value: place for values, place in zip(values_of_node, slices, strict=True) for value in values}
+    return {value: slices[sets.find(n)] for value, n in node.items()}
+
+
+def _join_updated(
+    problem: PlacementProblem, sets: DisjointSets, node: Mapping[ir.Value, int], fixed: dict[int, int]
+) -> None:
+    """Joins the nodes of donated arguments and of their updates, as those of a value that a loop carries.
+
+    The caller passes the update in the next call. On another slice it would be moved there first, and its
+    buffer could not be the result's. Extends `fixed` to the nodes that represent the joined ones.
+    """
+    for argument, number in updated_arguments(problem).items():
+        result = problem.returned[number]
+        if argument not in problem.donated or argument not in node or result not in node:
+            continue
+        places = {fixed[n] for n in (sets.find(node[argument]), sets.find(node[result])) if n in fixed}
+        # The caller has it on one slice, and a launch returns it on another.
+        if len(places) > 1:
+            continue
+        sets.join(node[argument], node[result])
+        fixed |= {sets.find(node[result]): place for place in places}

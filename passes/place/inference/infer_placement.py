@@ -20,8 +20,10 @@ from pathways.dialect import (
     set_result_attrs,
     symbol_table,
 )
-from pathways.dialect.attributes.names import MIRRORED, SLICE
+from pathways.dialect.attributes.fields import NATURAL
+from pathways.dialect.attributes.names import MIRRORED, REPLACED_BY, SLICE
 from pathways.dialect.verification.forms import IMPORTED, LOCATED
+from pathways.passes.analysis.functions import named_arguments
 from pathways.passes.import_.branches.open_branches import BRANCHING
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
 from pathways.passes.place.inference.homes import copy_for_readers, homes_by_cut
@@ -40,6 +42,7 @@ from pathways.passes.place.inference.placement_problem import (
     Places,
     read_problem,
 )
+from pathways.passes.place.inference.replaced import replaced_arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +61,8 @@ class InferPlacement(Pass):
     4. A small operation is also mirrored where all its operands cross anyway; and a small result that
        would go back to a slice it came from is computed on both sides instead, from what each sends.
     5. An argument that several slices read is mirrored, unless it is donated and large: then it has one
-       home and is sent from there.
+       home, that of the result that it is updated to, and is sent from there. A remark states how many bytes
+       a call moves of arguments that are on more slices than the results that replace them.
     6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
        split where its microbatches are read.
     7. Each operation of a branch is placed separately. A loop without placed calls, and a conditional with a
@@ -195,14 +199,14 @@ def _write(
     def attribute(places: Places) -> ir.Attribute:
         return make_slices([problem.names[p] for p in sorted(places)])
 
-    slices: dict[ir.Value, ir.Attribute] = {}
+    slices: dict[ir.Value, Places] = {}
     arguments, results = argument_attrs(problem.main), result_attrs(problem.main)
     for argument, attrs in zip(problem.arguments, arguments, strict=True):
-        places = mirrored.get(argument) or _argument_places(problem, homes, where, argument)
-        attrs[SLICE] = slices[argument] = attribute(places)
+        slices[argument] = mirrored.get(argument) or _argument_places(problem, homes, where, argument)
+        attrs[SLICE] = attribute(slices[argument])
     for op, own in zip(problem.operations, where, strict=True):
         places = own or mirrored[op.results[0]]
-        slices.update(dict.fromkeys(op.results, attribute(places)))
+        slices.update(dict.fromkeys(op.results, places))
         # Carries, and what is handed on to them, may be on several slices until `pw-outline`, and name them
         # as glue does.
         if isinstance(op.view, PwOp) and op.handed_on is None:
@@ -212,9 +216,37 @@ def _write(
         if not own and op.handed_on is None:
             op.view.attributes[MIRRORED] = ir.UnitAttr.get()
     for attrs, value in zip(results, problem.returned, strict=True):
-        attrs[SLICE] = slices[value]
+        attrs[SLICE] = attribute(slices[value])
+    for argument, number in _moved_arguments(problem, slices).items():
+        arguments[argument.arg_number][REPLACED_BY] = NATURAL.make(number)
     set_argument_attrs(problem.main, arguments)
     set_result_attrs(problem.main, results)
+
+
+def _moved_arguments(problem: PlacementProblem, slices: Mapping[ir.Value, Places]) -> dict[ir.Value, int]:
+    """Returns the arguments that calls move, with the number of the result that replaces each; remarks on
+    large ones."""
+    moved: dict[ir.Value, int] = {}
+    remarks: dict[tuple[Places, Places], list[ir.Value]] = {}
+    for argument, number in replaced_arguments(problem).items():
+        source, target = slices[problem.returned[number]], slices[argument]
+        if not target <= source:
+            moved[argument] = number
+            if not problem.is_small([argument]):
+                remarks.setdefault((source, target - source), []).append(argument)
+    for (source, target), arguments in remarks.items():
+        total = len(target) * sum(problem.byte_size(argument.type) for argument in arguments)
+        remark(
+            problem.main,
+            f"moves {total} bytes of {named_arguments(problem.main, arguments)} to "
+            f"{_listed(problem, target)} in each call that is passed the results of the last: these are on "
+            f"{_listed(problem, source)}",
+        )
+    return moved
+
+
+def _listed(problem: PlacementProblem, places: Places) -> str:
+    return " and ".join(f"@{problem.names[place]}" for place in sorted(places))
 
 
 def _argument_places(

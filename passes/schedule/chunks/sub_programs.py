@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 import pathways.dialect as dialect
-from pathways.dialect.attributes.names import CONSTANT, DONATED, MEMORY_KIND, SHARDING, SLICE
+from pathways.dialect.attributes.names import CONSTANT, DONATED, MEMORY_KIND, REPLACED_BY, SHARDING, SLICE
 from pathways.dialect.attributes.shardings import sharding_of
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.passes.analysis.computations import Computations
@@ -141,7 +141,8 @@ class SubProgramWriter:
     def attributes(self, port: ProgramPort) -> dict[str, ir.Attribute]:
         """Returns the attributes of an input."""
         if port.operation is None:
-            attributes = {name: value for name, value in self.sources[port.number].items() if name != DONATED}
+            source = self.sources[port.number]
+            attributes = {name: source[name] for name in source if name not in (DONATED, REPLACED_BY)}
         else:
             attributes = self.place(port)
         return attributes | {DONATED: ir.UnitAttr.get()} if port in self.sub_program.donated else attributes

@@ -138,6 +138,34 @@ module @tied_embedding attributes {pw.form = "imported"} {
 
 // -----
 
+// What a program updates and returns stays where it was: the next call has it there. The sum is on @s1, where
+// more bytes would have to leave, and so are the table and its momentum, although @s0 reads the table as well.
+
+!e = tensor<100x64xf32>
+// CHECK-LABEL: module @updated_at_home
+module @updated_at_home attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(%arg0: tensor<100x64xf32> {pw.donated, pw.slice = @s1}, %arg1: tensor<100x64xf32> {pw.donated, pw.slice = @s1}) -> (tensor<100x64xf32> {pw.slice = @s1}, tensor<100x64xf32> {pw.slice = @s1})
+  func.func @main(%table: !e {pw.donated}, %momentum: !e {pw.donated}) -> (!e, !e) {
+    %h = "pw.launch"(%table) {callee = @f, slice = @s0} : (!e) -> !e
+    %g:2 = "pw.launch"(%table, %h) {callee = @g, slice = @s1} : (!e, !e) -> (!e, !e)
+    %sum = stablehlo.add %g#0, %g#1 : !e
+    %next = stablehlo.add %momentum, %sum : !e
+    %new = stablehlo.subtract %table, %next : !e
+    return %next, %new : !e, !e
+  }
+  func.func private @f(%x: !e) -> !e {
+    return %x : !e
+  }
+  func.func private @g(%x: !e, %y: !e) -> (!e, !e) {
+    return %x, %y : !e, !e
+  }
+}
+
+// -----
+
 // An argument that is not donated is mirrored on all slices that read it, however large.
 
 !e = tensor<100x64xf32>
@@ -409,5 +437,28 @@ module @where_arguments_live attributes {pw.form = "imported"} {
     // CHECK: stablehlo.multiply %{{.*}} {pw.slice = @s1}
     %5 = stablehlo.multiply %4, %3 : !big
     return %0, %1, %5 : tensor<4xbf16>, tensor<4xbf16>, !big
+  }
+}
+
+// -----
+
+// Launches decide where a state is read and where it is returned. Its argument names the result that replaces it, so
+// that what each call moves first can be counted. Where both are on one slice, nothing does.
+
+!x = tensor<16x64xf32>
+// CHECK-LABEL: module @replaced_from_elsewhere
+module @replaced_from_elsewhere attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // CHECK: func.func @main(%arg0: tensor<16x64xf32> {pw.donated, pw.slice = @s1}, %arg1: tensor<16x64xf32> {pw.donated, pw.replaced_by = 1 : i64, pw.slice = @s0}, %arg2: tensor<16x64xf32> {pw.slice = @s0})
+  func.func @main(%cache: !x {pw.donated}, %state: !x {pw.donated}, %w: !x) -> (!x, !x) {
+    %h = "pw.launch"(%state, %w) {callee = @f, slice = @s0} : (!x, !x) -> !x
+    %next = "pw.launch"(%cache, %h) {callee = @f, slice = @s1} : (!x, !x) -> !x
+    %new = "pw.launch"(%next, %h) {callee = @f, slice = @s1} : (!x, !x) -> !x
+    return %next, %new : !x, !x
+  }
+  func.func private @f(%x: !x, %y: !x) -> !x {
+    return %x : !x
   }
 }

@@ -38,6 +38,7 @@ module @kept attributes {pw.form = "imported"} {
   sdy.mesh @mesh = <["x"=1]>
   "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
   "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // expected-remark@below {{'func.func' op moves 4096 bytes of argument #1 to @s1 in each call that is passed the results of the last: these are on @s0}}
   func.func @main(%v: !x, %w: !x, %x: !x, %p: tensor<i32>) -> (!x, !x, !x) {
     %a = "pw.launch"(%v, %x) {callee = @f, slice = @s0} : (!x, !x) -> !x
     %b = "pw.launch"(%w, %a) {callee = @f, slice = @s1} : (!x, !x) -> !x
@@ -160,5 +161,32 @@ module @carried attributes {pw.form = "imported"} {
   }
   func.func private @f(%x: !x) -> !x {
     return %x : !x
+  }
+}
+
+// -----
+
+// The caller passes what a call returns to the next one. Of a state that is read on one slice and returned on another,
+// that moves all of it; of a table that is not donated, it fills the copy of the other slice.
+
+!x = tensor<16x64xf32>
+module @replaced_from_elsewhere attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  // expected-remark@below {{'func.func' op moves 8192 bytes of arguments state, table to @s0 in each call that is passed the results of the last: these are on @s1}}
+  func.func @main(%state: !x {jax.arg_info = "state", pw.donated}, %table: !x {jax.arg_info = "table"}, %same: !x {pw.donated}) -> (!x, !x, !x) {
+    %h = "pw.launch"(%state, %table) {callee = @f, slice = @s0} : (!x, !x) -> !x
+    %y = "pw.launch"(%h, %table) {callee = @f, slice = @s1} : (!x, !x) -> !x
+    %g:2 = "pw.launch"(%y, %table) {callee = @g, slice = @s1} : (!x, !x) -> (!x, !x)
+    %z = stablehlo.multiply %g#0, %g#1 : !x
+    %new = stablehlo.subtract %table, %z : !x
+    return %y, %new, %same : !x, !x, !x
+  }
+  func.func private @f(%x: !x, %y: !x) -> !x {
+    return %x : !x
+  }
+  func.func private @g(%x: !x, %y: !x) -> (!x, !x) {
+    return %x, %y : !x, !x
   }
 }
