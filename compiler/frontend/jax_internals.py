@@ -20,6 +20,7 @@ from jax._src.interpreters import ad, mlir, pxla, remat
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lib.mlir import ir
 from jax._src.state import AbstractRef, discharge
+from jax._src.state.types import AccumEffect, WriteEffect
 from jax._src.util import merge_lists, split_list, subs_list
 from jax.experimental.xla_metadata import xla_metadata_call2
 
@@ -302,6 +303,34 @@ def references_from_outside(jaxpr: Any) -> Iterator[str]:
         for equation in inner.eqns:
             if any(isinstance(operand, core.Var) and operand in outside for operand in equation.invars):
                 yield _line(equation)
+
+
+def references_of_loops(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    """Yields the loops over microbatches that write references from outside of them, with the lines."""
+    for inner in _jaxprs(jaxpr):
+        known = {*inner.constvars, *inner.invars}
+        outside: frozenset[Any] = frozenset()
+        loop = ""
+        for equation in inner.eqns:
+            call = CallMetadata()
+            if equation.primitive is _metadata.xla_metadata_call_p:
+                call = CallMetadata.of_strings(dict(equation.params["xla_metadata"]))
+            if call.mark in ("carry", "split") and not loop:
+                loop, outside = call.name, frozenset(known)
+            elif call.loop is not None and call.mark is None:
+                loop = ""
+            if loop and any(reference in outside for reference in _written(equation)):
+                yield loop, _line(equation)
+            known.update(equation.outvars)
+
+
+def _written(equation: Any) -> Iterator[Any]:
+    """Yields the references that an equation writes."""
+    for effect in equation.effects:
+        if isinstance(effect, WriteEffect | AccumEffect):
+            # JAX 0.12 has the variable, in place of its position.
+            variable = getattr(effect, "input", None)
+            yield equation.invars[getattr(effect, "input_index")] if variable is None else variable  # noqa: B009
 
 
 def without_dead_equations(closed: Any) -> Any:

@@ -142,7 +142,7 @@ def trace(
 
 
 def _check_closed(program: str, jaxpr: Any, arguments: int) -> None:
-    """Checks that a program closes over no tracer and no reference."""
+    """Checks that a program closes over no tracer and no reference, and that its loops write none."""
     if len(jaxpr.in_avals) > arguments:
         raise jax.errors.UnexpectedTracerError(
             f"program '{program}' closes over a JAX tracer, which leaked out of another trace or belongs to "
@@ -153,6 +153,12 @@ def _check_closed(program: str, jaxpr: Any, arguments: int) -> None:
         raise ValueError(
             f"program '{program}': a reference (jax.new_ref) from outside of the program is used at {line}, "
             "but a program has no state: pass its value as an argument and return the new one"
+        )
+    for loop, line in jax_internals.references_of_loops(jaxpr):
+        raise ValueError(
+            f"program '{program}': pw.accumulate of '{loop}' writes a reference (jax.new_ref) at {line}, but "
+            "microbatches run at the same time and share no state: pass its value on from each to the next "
+            "(carry_argnums), or return it as a result"
         )
 
 

@@ -385,6 +385,46 @@ def test_accumulate_refuses_value_leaked_from_microbatch(stages, loss):
         pw.program(lambda w, x: pw.accumulate(leaky, 2)(w, x) + leaked[-1])(W, X)
 
 
+def test_accumulate_refuses_to_write_reference_from_outside(stages, loss):
+    def add(ref, x):
+        ref[...] += x
+
+    def step(write, w, x):
+        ref = jax.new_ref(jnp.zeros(()))
+
+        def of_microbatch(w, x):
+            write(ref, x.sum())
+            return loss(w, x) + ref[...]
+
+        return pw.accumulate(of_microbatch, 2)(w, x), ref[...]
+
+    def in_loop(ref, x):
+        jax.lax.fori_loop(0, 3, lambda _, x: add(ref, x) or x, x)
+
+    on_slice = pw.jit(add, devices=stages[0].devices)
+    for write in (add, in_loop, jax.jit(add), on_slice, lambda ref, x: jax.ref.addupdate(ref, (), x)):
+        with refused(ValueError, "pw.accumulate of 'of_microbatch' writes a reference (jax.new_ref) at "):
+            pw.program(lambda w, x, write=write: step(write, w, x))(W, X)
+
+
+def test_accumulate_reads_references_and_writes_its_own(stages, loss):
+    def of_microbatch(ref, w, x):
+        own = jax.new_ref(w)
+        own[0] += ref[0]
+        return loss(own[...], x)
+
+    def step(w, x):
+        ref = jax.new_ref(w)
+        first = pw.accumulate(lambda w, x: of_microbatch(ref, w, x), 2)(w, x)
+        ref[0] = w[1] * first
+        return first, pw.accumulate(lambda w, x: of_microbatch(ref, w, x), 2)(w, x)
+
+    w, x = jnp.asarray(W), X[:4]
+    first = total(w.at[0].add(w[0]), x)
+    second = total(w.at[0].add(w[1] * first), x)
+    np.testing.assert_allclose(pw.program(step)(W, X), (first, second), rtol=1e-6)
+
+
 def test_accumulate_runs_after_error_in_function(run):
     with pytest.raises(ZeroDivisionError):
         run(pw.accumulate(lambda w, x: 1 // 0, 2), W, X)
