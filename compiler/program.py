@@ -33,7 +33,7 @@ from pathways.compiler.frontend.jax_internals import (
 from pathways.compiler.frontend.memory_kinds import check_arguments, kind_of
 from pathways.compiler.frontend.specs import Spec, flat_specs, positional_only
 from pathways.compiler.frontend.trace import ProgramOptions, Traced, trace
-from pathways.compiler.frontend.trace_state import active_trace
+from pathways.compiler.frontend.trace_state import active_trace, inlining
 from pathways.compiler.frontend.trees import of_sealed
 from pathways.compiler.frontend.user_code import documentation_of, warn
 from pathways.compiler.lower.donation import unusable_donations
@@ -155,9 +155,7 @@ class Program[**P, R](ProcessBound):
                 forms.scheduled, traced.interface.argument_paths, gathers=self._options.zero1
             ),
         ):
-            if reason not in self._warned:
-                self._warned.add(reason)
-                warn(f"program '{self.name}': {reason}")
+            self._warn(reason)
         return lowered_of(
             forms,
             traced.interface,
@@ -238,7 +236,13 @@ class Program[**P, R](ProcessBound):
             dynamic, named, static = self._conventions.split_static(args, kwargs)
             dynamic, named = without_handles((dynamic, named), f"program '{self.name}'")
             args, kwargs = join_static(dynamic, named, static)
-            return self._fun(*args, **kwargs)
+            if self._options.schedule_file:
+                self._warn(
+                    f"its schedule file '{self._options.schedule_file}' is of a whole program: called in "
+                    f"program '{active_trace.program}', it runs in the order of that one"
+                )
+            with inlining(self._options.policy or self._schedule):
+                return self._fun(*args, **kwargs)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._abstract_call(leaves, args, kwargs)
         ready = self._ready_executable(leaves, tree, static)
@@ -255,6 +259,12 @@ class Program[**P, R](ProcessBound):
         if not jax.config.jax_disable_jit:
             self._last = executable
         return executable.execute(brought)
+
+    def _warn(self, reason: str) -> None:
+        """Warns, once for each reason."""
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warn(f"program '{self.name}': {reason}")
 
     def _keep(self, executable: ProgramExecutable) -> None:
         """Caches an executable, and drops those of devices that were disconnected.

@@ -65,7 +65,8 @@ def accumulate(
 
     Raises:
       ValueError: an unknown reduction or policy, or a number that is too small or too large; when the
-        function is called, a batch that does not divide, or nested loops.
+        function is called, a batch that does not divide, or nested loops; from the program, a reference
+        (`jax.new_ref`) that `fun` writes and did not create.
       TypeError: the result is differentiated, or a carried argument changes its type.
 
     Example:
@@ -279,7 +280,8 @@ class _MicrobatchLoop:
     def _in_program(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:
         """Traces one microbatch, between calls that mark its begin and end."""
         number = str(next(_numbers))
-        loop = CallMetadata(name=self.name, loop=number, count=self.count, schedule=self.schedule)
+        schedule = self.schedule or active_trace.schedule
+        loop = CallMetadata(name=self.name, loop=number, count=self.count, schedule=schedule)
 
         def marked(mark: Mark, compute: Callable[..., Any]) -> Callable[..., Any]:
             return metadata_call(compute, dataclasses.replace(loop, mark=mark).strings())

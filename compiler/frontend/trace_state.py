@@ -43,6 +43,7 @@ class TraceState(threading.local):
       calls: the number of placed calls so far.
       placed: whether it is inside a placed function, which is ordinary JAX.
       loop: the function whose microbatch is traced.
+      schedule: the schedule of loops without one, in a program that another one calls; None in that one.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class TraceState(threading.local):
         self.calls = 0
         self.placed = False
         self.loop: str | None = None
+        self.schedule: str | None = None
 
     @contextlib.contextmanager
     def set(self, **values: Any) -> Iterator[None]:
@@ -67,11 +69,23 @@ active_trace = TraceState()
 _in_program: Any = jax.make_user_context(False)
 """Context that separates JAX's caches: outside of programs, the marks of `pw.accumulate` compute nothing."""
 
+_schedule = jax.make_user_context(None)
+"""Context that separates JAX's caches by the schedule that loops get from a program that is called."""
+
+
+@contextlib.contextmanager
+def inlining(schedule: str | None) -> Iterator[None]:
+    """Marks that this thread traces a program that another program calls: its loops keep its schedule."""
+    schedule = schedule or active_trace.schedule
+    with _schedule(schedule), active_trace.set(schedule=schedule):
+        yield
+
 
 @contextlib.contextmanager
 def tracing(program: str) -> Iterator[None]:
     """Marks that this thread traces a program, to which calls of placed functions are added meanwhile."""
     # Under `disable_jit` a new value, for which JAX has no trace of the functions in the program.
     separate = _in_program(object() if jax.config.jax_disable_jit else True)
-    with separate, active_trace.set(program=program, calls=0, placed=False, loop=None):
+    fresh = {"calls": 0, "placed": False, "loop": None, "schedule": None}
+    with separate, active_trace.set(program=program, **fresh):
         yield

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -64,3 +66,25 @@ def test_pipelining_warns_of_microbatches_without_a_placed_function(stages: list
 def test_pipelining_is_silent_of_a_pipeline(count: int, schedule: str | None, stages: list[Callable]) -> None:
     fun = over(lambda x: stages[1](stages[0](x)).sum(), count)
     assert warnings_of(pw.program(fun, schedule=schedule)) == []
+
+
+def test_pipelining_keeps_the_schedule_of_a_program_that_is_called(stages: list[Callable]) -> None:
+    # JAX traces a function under jax.jit once for each schedule.
+    fun = jax.jit(over(lambda x: stages[1](stages[0](x)).sum()))
+    eager, gpipe, plain = (pw.program(fun, schedule=schedule) for schedule in ("eager", "gpipe", None))
+    both = pw.program(lambda x: (gpipe(x), plain(x)), schedule="zb-h1")
+    outer = pw.program(lambda x: (eager(x), both(x), fun(x)), schedule="1f1b")
+    assert warnings_of(outer) == []
+    loops = re.findall(r'"pw\.loop"\(.*schedule = "(.*?)"', outer.lower(X).as_text("imported"))
+    assert loops == ["eager", "gpipe", "zb-h1", "1f1b"]
+    assert warnings_of(pw.program(lambda x: gpipe(x))) == []
+
+
+def test_pipelining_warns_of_the_schedule_file_of_a_program_that_is_called(stages: list[Callable]) -> None:
+    inner = pw.program(over(lambda x: stages[1](stages[0](x)).sum()), schedule="order.csv")
+
+    def step(x):
+        return inner(x)
+
+    (message,) = warnings_of(pw.program(step, schedule="gpipe"))
+    assert "schedule file 'order.csv' is of a whole program: called in program 'step'" in message
