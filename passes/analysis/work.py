@@ -49,9 +49,10 @@ class WorkEstimate:
         return self._known[computation]
 
     def _block(self, block: ir.Block) -> int:
-        return sum(self._operation(op) for op in block.operations)
+        return sum(self.of_operation(op) for op in block.operations)
 
-    def _operation(self, op: ir.OpView) -> int:
+    def of_operation(self, op: ir.OpView) -> int:
+        """Returns the floating point operations of an operation of a computation."""
         name = op.operation.name
         if name in _FREE:
             return 0

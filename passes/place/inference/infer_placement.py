@@ -26,6 +26,7 @@ from pathways.dialect.verification.forms import IMPORTED, LOCATED
 from pathways.passes.analysis.functions import named_arguments
 from pathways.passes.import_.branches.open_branches import BRANCHING
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
+from pathways.passes.place.inference.glue_work import remark_glue
 from pathways.passes.place.inference.homes import copy_for_readers, homes_by_cut
 from pathways.passes.place.inference.mirrored import (
     mirrorable,
@@ -68,7 +69,9 @@ class InferPlacement(Pass):
     7. Each operation of a branch is placed separately. A loop without placed calls, and a conditional with a
        callback or with placed calls of one slice, is on one slice; a remark states how many bytes cross for
        it, and how many that slice keeps besides.
-    8. A value carried by a loop stays on its slice, or is mirrored in all iterations. A remark states how
+    8. A remark names the slice of glue that is more than a tenth of the work, such as a layer that was not
+       placed.
+    9. A value carried by a loop stays on its slice, or is mirrored in all iterations. A remark states how
        many bytes cross in each of them where it is made on another slice.
 
     ```mlir
@@ -112,6 +115,7 @@ class InferPlacement(Pass):
         where = repeat_where_free(problem, homes, where)
         _remark_whole(problem, homes, where)
         _remark_carries(problem, homes, where)
+        remark_glue(problem, where)
         _write(problem, homes, where, mirrored_places(problem, homes, where))
 
 

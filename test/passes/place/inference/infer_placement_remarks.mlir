@@ -190,3 +190,37 @@ module @replaced_from_elsewhere attributes {pw.form = "imported"} {
     return %x, %y : !x, !x
   }
 }
+
+// -----
+
+// A layer that is not placed is on the slice of a neighbour: a remark at what costs most of it. The update after the
+// last placed call is elementwise, and meant to be there.
+
+!x = tensor<16x64xf32>
+!w = tensor<64x64xf32>
+module @layer_between_placed_calls attributes {pw.form = "imported"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {sym_name = "s0", mesh = @mesh} : () -> ()
+  "pw.slice"() {sym_name = "s1", mesh = @mesh} : () -> ()
+  "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
+  func.func @main(%w: !w {pw.donated}, %x: tensor<32x64xf32>) -> !w {
+    %0 = "pw.split"(%x) {loop = @batch} : (tensor<32x64xf32>) -> !x
+    %1 = "pw.launch"(%0, %w) {callee = @layer, loop = @batch, slice = @s0} : (!x, !w) -> !x
+    // expected-remark@below {{'stablehlo.dot_general' op is in code that is not placed, 25 % of the program's work, on @s0, where the fewest bytes cross: place its function with pw.jit to choose the slice}}
+    %2 = stablehlo.dot_general %1, %w, contracting_dims = [1] x [0] {pw.loop = @batch} : (!x, !w) -> !x
+    %3 = stablehlo.tanh %2 {pw.loop = @batch} : !x
+    %4 = "pw.launch"(%3, %w) {callee = @layer, loop = @batch, slice = @s1} : (!x, !w) -> !x
+    %5 = "pw.launch"(%4) {callee = @grad, loop = @batch, slice = @s1} : (!x) -> !w
+    %6 = "pw.reduce"(%5) {kind = "sum", loop = @batch} : (!w) -> !w
+    %7 = stablehlo.subtract %w, %6 : !w
+    return %7 : !w
+  }
+  func.func private @grad(%x: !x) -> !w {
+    %0 = stablehlo.dot_general %x, %x, contracting_dims = [0] x [0] : (!x, !x) -> !w
+    return %0 : !w
+  }
+  func.func private @layer(%x: !x, %w: !w) -> !x {
+    %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (!x, !w) -> !x
+    return %0 : !x
+  }
+}
