@@ -87,4 +87,4 @@ def test_pipelining_warns_of_the_schedule_file_of_a_program_that_is_called(stage
         return inner(x)
 
     (message,) = warnings_of(pw.program(step, schedule="gpipe"))
-    assert "schedule file 'order.csv' is of a whole program: called in program 'step'" in message
+    assert "order.csv' is of a whole program: called in program 'step'" in message
