@@ -16,7 +16,7 @@ from jax.experimental.layout import Layout
 from jaxlib.mlir import ir
 
 from pathways.dialect.operations.operation import nested_ops, printed
-from pathways.runtime.bundle.custom_calls import CLIENT_CALLS
+from pathways.runtime.bundle.custom_calls import CLIENT_CALLS, bound_sparse_indices
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.compiled_program import CompiledProgram
@@ -30,7 +30,6 @@ from pathways.runtime.proxy.devices import (
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
 from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
-from pathways.runtime.proxy.sparse_calls import bound_sparse_indices
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
 from pathways.runtime.xla.launch_order import launch_order
