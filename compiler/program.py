@@ -43,6 +43,7 @@ from pathways.compiler.stages import Lowered, lowered_of
 from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import cluster
 from pathways.runtime.resources.virtual import ProcessBound
+from pathways.runtime.xla.pjrt import memory_space
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 _programs: weakref.WeakSet[Program[..., Any]] = weakref.WeakSet()
@@ -294,6 +295,10 @@ class Program[**P, R](ProcessBound):
         kinds = tuple(kind_of(leaf) for leaf in leaves)
         if any(kinds):
             check_arguments(self.name, self._conventions.paths(args, kwargs), kinds)
+            # Types of arrays on hosts may lack the memory.
+            avals = [
+                aval.update(memory_space=memory_space(kind)) for aval, kind in zip(avals, kinds, strict=True)
+            ]
         else:
             kinds = ()
         keys = tuple(path for path, _ in pairs)

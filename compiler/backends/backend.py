@@ -22,7 +22,6 @@ from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
 from pathways.runtime.hosts.splitting.splitting import SplitError, split
 from pathways.runtime.local.load import load
-from pathways.runtime.plan.plan import Launch
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla import pjrt
 
@@ -111,11 +110,6 @@ class HostsBackend(Backend):
                     f"{python_call_of(program.module, computation.name)}, which workers on hosts cannot; "
                     "pw.on_hosts calls functions there, between programs"
                 )
-        if plan.slot_kinds:
-            raise ProgramError(
-                f"program '{plan.name}': {_in_other_memory(program)}, which hosts do not keep: run it in "
-                "one process, or leave values in the default memory of devices"
-            )
         places = {name: _place(binding) for name, binding in bindings.items()}
         bound = _bound(program, places)
         try:
@@ -127,22 +121,6 @@ class HostsBackend(Backend):
         owners = {name: place.owners for name, place in places.items()}
         self._controller.traces.add(loaded, loaded.number, plan, owners)
         return loaded
-
-
-def _in_other_memory(program: Scheduled) -> str:
-    """Returns, in words, the first value of a program that is in other memory than the default one."""
-    plan = program.plan
-    passed = [argument for argument in plan.arguments if argument.constant is None]
-    names = {
-        slot: f"argument {path}"
-        for path, argument in zip(program.interface.argument_paths, passed, strict=True)
-        for slot in argument.slots.values()
-    }
-    for step in plan.steps:
-        if isinstance(step, Launch):
-            names |= dict.fromkeys(step.results, f"a result of {step.label} on {step.slice}")
-    slot, kind = next((slot, kind) for slot, kind in enumerate(plan.slot_kinds) if kind is not None)
-    return f"{names.get(slot, 'a value')} is in {kind} memory"
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from pathways.dialect import (
 )
 from pathways.dialect.attributes.dtypes import element_name
 from pathways.dialect.attributes.meshes import Sharding
-from pathways.dialect.attributes.names import MAIN, SHARDING, SLICE
+from pathways.dialect.attributes.names import MAIN, MEMORY_KIND, SHARDING, SLICE
 from pathways.dialect.attributes.shardings import make_mesh, make_sharding
 from pathways.dialect.verification.forms import PLACED
 from pathways.passes.pipeline import Options
@@ -85,6 +85,7 @@ class _Move:
         sources = [
             where for where in array.locations if where.block == target.block and not where.gang.is_lost()
         ]
+        sources = [where for where in sources if where.placement.memory_kind == target.placement.memory_kind]
         if not sources or target.gang.is_lost():
             return None
         data = array.aval
@@ -239,7 +240,9 @@ def _module(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> ir.Module:
 def _attrs(slice: str, where: Location) -> dict[str, ir.Attribute]:
     """Returns the attributes of an argument or result on a slice, with its layout."""
     sharding = make_sharding(_mesh_of(slice), Sharding(where.placement.dims))
-    return {SLICE: make_slices([slice]), SHARDING: sharding}
+    attrs = {SLICE: make_slices([slice]), SHARDING: sharding}
+    kind = where.placement.memory_kind
+    return attrs if kind is None else {**attrs, MEMORY_KIND: ir.StringAttr.get(kind)}
 
 
 def _mesh_of(slice: str) -> str:

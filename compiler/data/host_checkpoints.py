@@ -30,6 +30,7 @@ from pathways.runtime.hosts.protocol.messages import ResultArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.protocol.shards import different_shards
 from pathways.runtime.hosts.worker import checkpoints, snapshots
+from pathways.runtime.xla.pjrt import memory_space
 
 _MODULE = checkpoints.__name__
 
@@ -465,7 +466,12 @@ def wanted_on_hosts(leaf: Any, controller: Client | None) -> RestoredLeaf | None
     locations = leaf.locations
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) or not locations:
         return None
-    aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+    aval = jax.core.ShapedArray(
+        leaf.shape,
+        leaf.dtype,
+        weak_type=bool(getattr(leaf, "weak_type", False)),
+        memory_space=memory_space(locations[0].placement.memory_kind),
+    )
     return RestoredLeaf(aval, controller, tuple(locations))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from pathways.compiler.data.host_checkpoints import SnapshotVersion
 from pathways.compiler.data.on_hosts import call_of, lanes, values_of
 from pathways.compiler.frontend.jax_internals import key_kind
+from pathways.compiler.frontend.memory_kinds import kind_of
 from pathways.compiler.resilience.disk import stored_leaves
 from pathways.compiler.resilience.host_layouts import (
     ArrayPlace,
@@ -233,6 +234,12 @@ class HostStore(SnapshotStore):
 
     def _check_space_at_start(self, state: Any) -> None:
         """Checks that versions fit in the memory of all hosts, wherever steps will have the state."""
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            if (kind := kind_of(leaf)) is not None:
+                raise ValueError(
+                    f"pw.resilient: state{jax.tree_util.keystr(path)} is in {kind} memory, but versions on "
+                    "hosts are restored to the default memory of devices: keep it there between steps"
+                )
         leaves = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes")]
         if all(isinstance(leaf, Array) for leaf in leaves):
             # When it is copied, it is known where all of it is.

@@ -75,6 +75,12 @@ def device_put(arrays: Any, places: Any, **options: Any) -> Any:
         return jax.device_put(arrays, places, **options)
 
 
+def put_shard(data: Any, device: jax.Device, sharding: jax.sharding.Sharding, **options: Any) -> jax.Array:
+    """Copies the shard of an array to its device, in the memory of the array's sharding."""
+    place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+    return jax.device_put(data, place, **options)
+
+
 def platform_of(device: jax.Device) -> str:
     """Returns the platform that a device runs code for: cpu, cuda, rocm, tpu.
 

@@ -461,7 +461,7 @@ def abstract_sharding(location: Location) -> NamedSharding:
     kinds = (AxisType.Auto,) * len(placement.mesh)
     mesh = AbstractMesh(placement.mesh, placement.axis_names, axis_types=kinds)
     dims = [axes[0] if len(axes) == 1 else axes or None for axes in placement.dims]
-    return NamedSharding(mesh, PartitionSpec(*dims))
+    return NamedSharding(mesh, PartitionSpec(*dims), memory_kind=placement.memory_kind)
 
 
 def _elements(shard: Sequence[slice]) -> int:

@@ -43,12 +43,14 @@ class DeviceLayout(msgspec.Struct, frozen=True):
       mesh: the sizes of the axes of the mesh.
       axis_names: the names of the axes.
       dims: the axes that split each dimension.
+      memory_kind: the memory of the devices, as JAX names it; None for their default memory.
     """
 
     devices: tuple[int, ...]
     mesh: tuple[int, ...]
     axis_names: tuple[str, ...]
     dims: tuple[tuple[str, ...], ...]
+    memory_kind: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

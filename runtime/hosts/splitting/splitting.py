@@ -140,4 +140,5 @@ def _block(replicas: Replicas | None, slice: str) -> ReplicaBlock:
 
 
 def _layout(plan: Plan, slot: Slot, place: SlicePlace) -> DeviceLayout:
-    return DeviceLayout(place.devices, place.mesh, place.axis_names, plan.sharding(slot))
+    kind = plan.memory_kind(slot)
+    return DeviceLayout(place.devices, place.mesh, place.axis_names, plan.sharding(slot), kind)

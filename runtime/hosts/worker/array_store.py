@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pathways.runtime.hosts.protocol.messages import Chunk, DeviceLayout, MessageError, Put
 from pathways.runtime.hosts.protocol.reassembly import Reassembly
 from pathways.runtime.hosts.protocol.shards import dtype_of
+from pathways.runtime.xla import pjrt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,9 @@ class IncomingShards:
             return ELSEWHERE
         # Without x64 JAX would narrow 64-bit elements.
         with jax.enable_x64(True):
-            placed = [jax.device_put(self._shards[shard], device) for shard, device in self._placed]
+            placed = [
+                pjrt.put_shard(self._shards[shard], device, self._sharding) for shard, device in self._placed
+            ]
         return jax.make_array_from_single_device_arrays(self.put.shape, self._sharding, placed)
 
 
@@ -218,7 +221,7 @@ def sharding_of(placement: DeviceLayout, handles: Mapping[int, jax.Device]) -> N
     """Returns the sharding that a device layout describes."""
     devices = np.array([handles[number] for number in placement.devices], dtype=object)
     mesh = Mesh(devices.reshape(placement.mesh), placement.axis_names)
-    return NamedSharding(mesh, _spec(placement))
+    return NamedSharding(mesh, _spec(placement), memory_kind=placement.memory_kind)
 
 
 def _spec(placement: DeviceLayout) -> PartitionSpec:

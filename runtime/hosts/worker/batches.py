@@ -19,6 +19,7 @@ import numpy as np
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.worker.call_runner import CallRefused, context, numpy_of, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
+from pathways.runtime.xla import pjrt
 
 _BYTES = "bytes"
 """Key of a position that is bytes, in base64."""
@@ -285,7 +286,7 @@ def batch(*, source: str, number: int) -> list[Any]:
     for own, result, sharding, filled in zip(plan, call.results, call.shardings, shards, strict=True):
         # Without x64 JAX would narrow 64-bit elements.
         with jax.enable_x64(True):
-            placed = [jax.device_put(filled[bounds], device) for device, bounds in own]
+            placed = [pjrt.put_shard(filled[bounds], device, sharding) for device, bounds in own]
         # All shards may be on other hosts of the island.
         array = jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None
         arrays.append(array)

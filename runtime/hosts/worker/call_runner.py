@@ -43,6 +43,7 @@ from pathways.runtime.hosts.worker.array_store import (
 )
 from pathways.runtime.hosts.worker.client_modules import ClientModules, find_function
 from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import PACKAGE_FOLDERS
 
 _MAX_VALUE_BYTES = 16 << 20
@@ -331,7 +332,7 @@ def _own_block(array: jax.Array) -> jax.Array:
         return array
     whole, shards = array.sharding, array.addressable_shards
     assert isinstance(whole, NamedSharding)
-    own = NamedSharding(whole.mesh.local_mesh, whole.spec)
+    own = NamedSharding(whole.mesh.local_mesh, whole.spec, memory_kind=whole.memory_kind)
     indices = [shard.index for shard in shards]
     first = [min(index[dim].indices(size)[0] for index in indices) for dim, size in enumerate(array.shape)]
     shape = tuple(
@@ -379,7 +380,8 @@ def _copy(array: jax.Array) -> jax.Array:
     """Copies an array: the function may return an argument or keep the result, and steps may donate it."""
     with jax.enable_x64(True):
         shards = [
-            jax.device_put(shard.data, shard.device, may_alias=False) for shard in array.addressable_shards
+            pjrt.put_shard(shard.data, shard.device, array.sharding, may_alias=False)
+            for shard in array.addressable_shards
         ]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 

@@ -23,6 +23,7 @@ import numpy as np
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
+from pathways.runtime.xla import pjrt
 
 _IN_FLIGHT = 256 << 20
 """Bytes that are encoded and written, or read, concurrently."""
@@ -200,7 +201,7 @@ def _assembled(reads: dict[Any, Any], result: Any, sharding: Any) -> Any:
             data = np.asarray(reads[_bounds(index, result.shape)].result())
             if data.dtype != dtype:
                 data = data.astype(dtype)
-            placed.append(jax.device_put(data, device))
+            placed.append(pjrt.put_shard(data, device, sharding))
     # All shards may be on other hosts of the island.
     return jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None
 

@@ -333,10 +333,8 @@ class Worker:
             for name, spec in plan.slices.items()
         }
         avals = [
-            jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
-            for aval, weak in zip(
-                (aval_of(result.type) for result in plan.results), message.weak_results, strict=True
-            )
+            aval_of(result.type, result.memory_kind).update(weak_type=weak)
+            for result, weak in zip(plan.results, message.weak_results, strict=True)
         ]
         targets: list[WorkerTarget] = []
 

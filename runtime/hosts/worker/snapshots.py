@@ -59,6 +59,7 @@ from pathways.runtime.snapshots.run_names import (
     remove_client_runs,
     this_machine,
 )
+from pathways.runtime.xla import pjrt
 
 SNAPSHOT_FAILURE = "snapshot"
 """`CallFailure.kind` of snapshots that a host cannot write, read or receive."""
@@ -635,6 +636,6 @@ def _array(result: Any, sharding: Any, shards: dict[Bounds, list[tuple[Bounds, S
             data = memory.view(dtype).reshape([stop - start for start, stop in shard])
             for rows, block in shards[shard]:
                 data[_index(rows)] = block.data
-            placed.append(jax.device_put(data, device))
+            placed.append(pjrt.put_shard(data, device, sharding))
     # All shards may be on other hosts of the island.
     return jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None

@@ -389,7 +389,8 @@ class WorkerTarget(LocalTarget):
 
     def _shape(self, slot: Slot, device: jax.Device) -> jax.ShapeDtypeStruct:
         shard, aval = self._plan.shard_type(slot), self._slots.avals[slot]
-        return jax.ShapeDtypeStruct(shard.shape, aval.dtype, sharding=SingleDeviceSharding(device))
+        sharding = SingleDeviceSharding(device, memory_kind=self._plan.memory_kind(slot))
+        return jax.ShapeDtypeStruct(shard.shape, aval.dtype, sharding=sharding)
 
 
 def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
