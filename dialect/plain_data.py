@@ -38,6 +38,18 @@ class PlainDataError(ValueError):
     """Data is not JSON, or not of its type; the message begins with the place in it."""
 
 
+def decode_text(data: bytes | memoryview) -> str:
+    """Returns UTF-8 text, without the mark that some editors write in front of it.
+
+    Raises:
+      PlainDataError: it is not UTF-8.
+    """
+    try:
+        return bytes(data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PlainDataError(f"not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from None
+
+
 def parse_json(data: bytes | memoryview) -> Any:
     """Returns the value of a JSON text in which no key occurs twice in an object.
 
@@ -56,9 +68,9 @@ def parse_json(data: bytes | memoryview) -> Any:
         raise ValueError(f"{text} is not a number")
 
     try:
-        return json.loads(
-            bytes(data).decode("utf-8-sig"), object_pairs_hook=no_duplicates, parse_constant=no_constant
-        )
+        return json.loads(decode_text(data), object_pairs_hook=no_duplicates, parse_constant=no_constant)
+    except PlainDataError:
+        raise
     except RecursionError:
         raise PlainDataError("not JSON: nested too deeply") from None
     except ValueError as error:

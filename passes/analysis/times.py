@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from pathways.dialect.attributes.origins import Origin
+from pathways.dialect.plain_data import shown
 from pathways.dialect.spelling import did_you_mean
 from pathways.passes.analysis.quantities import SECONDS, UNITS, QuantityReader, TimesError
 
@@ -162,7 +163,7 @@ def _read_table(
 def _check_names(mapping: Any, names: Iterable[str], complaint: str) -> None:
     if not isinstance(mapping, Mapping):
         where, colon, _ = complaint.partition(": ")
-        raise TimesError(f"{where if colon else 'times'}: expected an object, got {type(mapping).__name__}")
+        raise TimesError(f"{where if colon else 'times'}: expected an object, got {shown(mapping)}")
     known = list(dict.fromkeys(names))
     for name in mapping:
         if name not in known:

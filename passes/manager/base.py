@@ -71,7 +71,8 @@ def fail_each(errors: Iterable[tuple[ir.OpView | ir.Operation, str]]) -> NoRetur
     for op, message in errors:
         texts.append(f"'{op.operation.name}' op {message}")
         described.append(f"{_subject_of(op.operation)} {message}".lstrip())
-        op.operation.location.emit_error(texts[-1])
+        # A file that a message names may have a name that is not UTF-8, which the bindings reject.
+        op.operation.location.emit_error(texts[-1].encode(errors="replace").decode())
     raise PassFailure("\n".join(texts), described)
 
 

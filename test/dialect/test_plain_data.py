@@ -71,7 +71,7 @@ def test_plain_data_of_a_caller_is_checked():
         (b"[" * 100_000, "not JSON: nested too deeply"),
         (b'{"a": NaN}', "not JSON: NaN is not a number"),
         (b'{"a": 1, "a": 2}', "not JSON: a key occurs twice in one object"),
-        (b"\xff", "not JSON: "),
+        (b"\xff", "not UTF-8 text: byte 0 is 0xff"),
         (b"9" * 10_000, "not JSON: "),
     ],
 )

@@ -59,6 +59,16 @@ def folder(tmp_path):
             ["step.pwb"],
             "pw-compile: error: 'step.pwb' is a bundle, which is already compiled; pw-run step.pwb runs it",
         ),
+        (
+            "pw-compile",
+            ["."],
+            "pw-compile: error: expected path/file.py:function or package.module:function, got '.'",
+        ),
+        (
+            "pw-compile",
+            [f"{'x' * 300}.py:f"],
+            f"pw-compile: error: cannot import {'x' * 300}.py: no such file",
+        ),
         # Nothing is imported, and so nothing said of it.
         ("pw-compile", ["none.py:step"], "pw-compile: error: cannot import none.py: no such file"),
         (

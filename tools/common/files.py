@@ -41,6 +41,20 @@ def read_input(path: str) -> bytes:
         raise UserError(f"cannot open input file '{path}': {_reason(error)}") from None
 
 
+def is_file(path: str) -> bool:
+    """Returns whether a path is that of a file; False for one that is too long, too."""
+    with contextlib.suppress(OSError):
+        return Path(path).is_file()
+    return False
+
+
+def is_folder(path: str) -> bool:
+    """Returns whether a path is that of a folder; False for one that is too long, too."""
+    with contextlib.suppress(OSError):
+        return Path(path).is_dir()
+    return False
+
+
 def write_output(path: str, data: bytes) -> None:
     """Writes a whole file, or standard output for `-`; a file is either complete or unchanged.
 

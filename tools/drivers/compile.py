@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -23,7 +22,7 @@ from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.paths import absolute_path
 from pathways.runtime.xla.compile_cache import CompileError
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.files import BUNDLE, check_extension, write_output
+from pathways.tools.common.files import BUNDLE, check_extension, is_file, write_output
 from pathways.tools.common.supervisor import doing
 from pathways.tools.drivers.explain import explain, figures
 from pathways.tools.inputs import targets
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
     # Now, since the module of the program may change the working directory.
     output = options.output if options.output == "-" else absolute_path(options.output)
     policy = options.policy
-    if policy is not None and Path(policy).is_file():
+    if policy is not None and is_file(policy):
         policy = absolute_path(policy)
     if options.cpu_devices is not None:
         _use_cpu_devices(options.cpu_devices)

@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pathways.dialect.plain_data import decode_text
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import read_input
 from pathways.tools.inputs.signatures import SignatureError, parse_named, parse_value
@@ -66,7 +67,7 @@ def _read_file(path: str) -> tuple[list[Any], dict[str, Any]]:
     """Returns positional and named arguments of a file, each as of `signatures.parse_value`."""
     data = read_input(path)
     try:
-        text = data.decode()
+        text = decode_text(data)
         document = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None

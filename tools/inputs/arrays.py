@@ -28,11 +28,11 @@ def read_arrays(path: str, types: Mapping[str, ArrayType]) -> dict[str, np.ndarr
     Raises:
       UserError: the file is no such file, or has an array that is unknown or of another shape or dtype.
     """
-    if Path(path).exists() and not Path(path).is_file():
-        raise UserError(f"{path}: cannot read arrays: not a file")
-    if Path(path).exists() and not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: cannot read arrays: not a .npz file as written by np.savez")
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise UserError(f"{path}: cannot read arrays: not a file")
+        if Path(path).exists() and not zipfile.is_zipfile(path):
+            raise UserError(f"{path}: cannot read arrays: not a .npz file as written by np.savez")
         with zipfile.ZipFile(path) as file:
             members = _members(path, file)
             for name in members:

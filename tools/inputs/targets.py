@@ -24,7 +24,7 @@ from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.passes.pipeline import Options
 from pathways.passes.schedule.policies.request import RequestError, policy_or_file
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.files import BUNDLE
+from pathways.tools.common.files import BUNDLE, is_file
 from pathways.tools.common.source import parse, read_source
 from pathways.tools.inputs.signatures import ArrayText
 from pathways.tools.inputs.user_code import call, import_file, import_module
@@ -43,10 +43,11 @@ def find(name: str) -> PythonTarget | MlirTarget:
     where, colon, attribute = name.rpartition(":")
     if (path := where or name).endswith(BUNDLE):
         raise UserError(f"'{path}' is a bundle, which is already compiled; pw-run {path} runs it")
-    is_file = (where or name).endswith(".py") or "/" in (where or name)
-    if colon and not (where and attribute):
+    is_file_name = (where or name).endswith(".py") or "/" in (where or name)
+    is_module = all(part.isidentifier() for part in (where or name).split("."))
+    if (colon and not (where and attribute)) or not (is_file_name or is_module):
         raise UserError(f"expected path/file.py:function or package.module:function, got '{name}'")
-    module = import_file(where or name) if is_file else import_module(where or name)
+    module = import_file(where or name) if is_file_name else import_module(where or name)
     programs = _programs(module)
     if not colon:
         raise UserError(f"'{name}' names no function{_list(name, programs)}")
@@ -174,7 +175,7 @@ def _options(schedule: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
             options["policy"], file = policy_or_file(schedule)
         except RequestError as error:
             raise UserError(f"--schedule is {error}") from None
-        if file and not Path(file).is_file():
+        if file and not is_file(file):
             raise UserError(f"--schedule: there is no file '{file}'")
         options["schedule_file"] = file
     return options | {name: True for name, given in flags.items() if given}

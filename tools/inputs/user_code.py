@@ -17,6 +17,7 @@ from pathways.compiler.lower.phases import ProgramError
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla.compile_cache import CompileError
 from pathways.tools.common.errors import UserError
+from pathways.tools.common.files import is_file, is_folder
 
 _PLACED_ERRORS = (ProgramError, CompileError, ResourceError)
 """Errors that name the place themselves."""
@@ -33,8 +34,8 @@ def import_file(path: str) -> types.ModuleType:
       UserError: it does not exist, or fails; names the failing line.
     """
     file = Path(path)
-    if not file.is_file():
-        problem = "it is a folder" if file.is_dir() else "no such file"
+    if not is_file(path):
+        problem = "it is a folder" if is_folder(path) else "no such file"
         raise UserError(f"cannot import {path}: {problem}")
     # As Python itself would run it, except that it is not `__main__`.
     sys.path.insert(0, str(file.parent.resolve()))

@@ -58,8 +58,13 @@ def read_values(texts: Sequence[str], types: Mapping[str, ArrayType]) -> dict[st
 def _from_file(path: str) -> np.ndarray:
     try:
         array = np.load(io.BytesIO(read_input(path)), allow_pickle=False)
+    except UserError:
+        raise
     except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"cannot read an array: {error}") from None
+        raise ValueError(f"cannot read an array: {str(error).partition('\n')[0]}") from None
+    # Numpy reads the header as Python, with a dozen types of errors.
+    except Exception:
+        raise ValueError("cannot read an array: its header is damaged") from None
     if not isinstance(array, np.ndarray):
         raise ValueError("it holds more than one array; --inputs takes those")
     return array

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 
 from pathways.dialect.attributes.origins import CallKind, Origin
-from pathways.dialect.plain_data import Count, PlainDataError, read_record, shown
+from pathways.dialect.plain_data import Count, PlainDataError, decode_text, read_record, shown
 from pathways.passes.analysis.measured.events import EventLog, TimelineEvent, TraceSpan
 from pathways.passes.analysis.quantities import FLOPS, SECONDS, UNITS
 
@@ -449,9 +449,9 @@ class _RecordedStep:
 def _parse(text: str | bytes) -> list[dict[str, Any]]:
     """Returns the events of a file; of one that ends early, all that are whole."""
     try:
-        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-    except UnicodeDecodeError:
-        raise TraceError("is no UTF-8 text") from None
+        decoded = decode_text(text) if isinstance(text, bytes) else text
+    except PlainDataError as error:
+        raise TraceError(str(error)) from None
     try:
         events = msgspec.json.decode(decoded)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from pathways.dialect.plain_data import PlainDataError, read_record, shown
+from pathways.dialect.plain_data import PlainDataError, decode_text, read_record, shown
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.folders import address_of, check_name
 from pathways.runtime.hosts.launch.launcher_choice import settings_of
@@ -100,7 +100,7 @@ def read(path: str) -> Configuration:
     """
     try:
         # Deeply nested brackets raise RecursionError.
-        values = tomllib.loads(Path(path).read_bytes().decode())
+        values = tomllib.loads(decode_text(Path(path).read_bytes()))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

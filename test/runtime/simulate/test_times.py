@@ -43,9 +43,9 @@ def test_read_times_prefers_the_most_specific_entry(plan):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "times: expected an object, got list"),
+        ([], "times: expected an object, got []"),
         ({"kind": {}}, "there is no section 'kind'; did you mean 'kinds'?"),
-        ({"kinds": 3}, "kinds: expected an object, got int"),
+        ({"kinds": 3}, "kinds: expected an object, got 3"),
         ({"kinds": {"forward": 1}}, "kinds: there is no kind 'forward'"),
         (
             {"computations": {"fornt": 1}},

@@ -114,7 +114,7 @@ def test_trace_file_of_a_killed_process_is_readable(timeline, path):
         ("", "is not a trace in Chrome's JSON format"),
         ("{}", "is not a trace in Chrome's JSON format"),
         ("[1]", "is not a trace in Chrome's JSON format"),
-        (b"\xff\xfe", "is no UTF-8 text"),
+        (b"\xff\xfe", "not UTF-8 text: byte 0 is 0xff"),
         ("[]", "holds no whole step of a pathways program"),
         ('[{"ph": "X"}]', "holds no whole step of a pathways program"),
         ("[" * 100_000, "is not a trace in Chrome's JSON format"),
