@@ -156,6 +156,7 @@ class _MicrobatchLoop:
         batch = {n: self._checked(args[n], n) for n in self._cut_positions(len(args), carried)}
         if not jax.tree.leaves(batch):
             raise ValueError(f"pw.accumulate of '{self.name}': no batch to cut: it contains no array")
+        self._check_alike(batch)
         if active_trace.loop is not None:
             raise ValueError(
                 f"pw.accumulate of '{self.name}' is called inside pw.accumulate of '{active_trace.loop}': "
@@ -253,6 +254,19 @@ class _MicrobatchLoop:
             return _without_gradient(array)
 
         return jax.tree_util.tree_map_with_path(check, batch)
+
+    def _check_alike(self, batch: dict[int, Any]) -> None:
+        """Checks that all arrays of a batch have as many rows."""
+        first: dict[int, str] = {}
+        for number, argument in batch.items():
+            for path, array in jax.tree_util.tree_leaves_with_path(argument):
+                first.setdefault(array.shape[0], f"argument {number}{name_of(path)} of shape {array.shape}")
+        if len(first) > 1:
+            one, other, *_ = first.values()
+            raise ValueError(
+                f"pw.accumulate of '{self.name}': {one} and {other} have different leading axes: a batch is "
+                "cut along one; pass what all microbatches share as the first argument, or see batch_argnums"
+            )
 
     def _kinds(self, results: Any) -> list[str]:
         """Returns the checked reduction of each flat result."""

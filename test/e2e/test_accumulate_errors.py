@@ -429,3 +429,13 @@ def test_accumulate_runs_after_error_in_function(run):
     with pytest.raises(ZeroDivisionError):
         run(pw.accumulate(lambda w, x: 1 // 0, 2), W, X)
     np.testing.assert_allclose(pw.accumulate(total, 2)(W, X), total(W, X) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, pw.program])
+def test_accumulate_refuses_batches_of_unlike_leading_axes(transform):
+    loop = transform(pw.accumulate(lambda w, batch: w * (batch["x"].sum() + batch["y"].sum()), 2))
+    message = (
+        r"argument 1\['x'\] of shape \(4, 2\) and argument 1\['y'\] of shape \(6,\) have different leading"
+    )
+    with pytest.raises(ValueError, match=message):
+        loop(np.float32(1), {"x": np.ones((4, 2), np.float32), "y": np.ones(6, np.float32)})
