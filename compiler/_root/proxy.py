@@ -16,8 +16,8 @@ from __future__ import annotations
 import functools
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
-from pathways.runtime.proxy.client_plugin import copy_numpy_at_call
 from pathways.runtime.proxy.serving import server
+from pathways.runtime.proxy.serving.client_plugin import copy_numpy_at_call
 from pathways.runtime.proxy.serving.server import ProxyServer
 
 serve = functools.partial(server.serve, compile_ifrt=compile_ifrt)

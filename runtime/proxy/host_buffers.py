@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import mmap
 import os
+import resource
 import stat
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from pathways.runtime.proxy.wire.events import Buffer
+from pathways.runtime.proxy.wire.frames import MAX_STREAMS
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MAX_BUFFERS = 1 << 16
 """Maximum of buffers of a session; a client has a few at a time."""
+
+_NO_MEMORY_TIMEOUT_S = 10.0
+"""Time in which the system must have memory for a buffer that a request waits for."""
+
+_RETRY_INTERVAL_S = 0.05
 
 _MIN_MAPPED_BYTES = 64 << 10
 _MIN_HUGE_BYTES = 4 << 20
@@ -24,8 +34,18 @@ _DATA_TAG = b"\x0a"
 
 
 def max_bytes() -> int:
-    """Returns the maximum of bytes of the host buffers of a session: half of the machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    """Returns the maximum of bytes of the host buffers of a session: half of the memory of the machine.
+
+    If the process has a limit of its address space, it is at most half of the rest of it.
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    memory = os.sysconf("SC_PHYS_PAGES") * page
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError):  # Only Linux has the file.
+            limit -= int(Path("/proc/self/statm").read_text().split()[0]) * page
+        memory = min(memory, max(limit, 0))
+    return memory // 2
 
 
 def data_header(size: int) -> bytes:
@@ -149,8 +169,32 @@ def take_file(folder: int, name: str, size: int) -> Buffer:
         os.close(file)
 
 
+class Arrival(abc.ABC):
+    """Buffer that a client has announced. Its bytes need not be read before it starts.
+
+    `HostBuffers` calls the methods with its lock held.
+
+    Attributes:
+      size: its size in bytes.
+    """
+
+    size: int
+
+    @abc.abstractmethod
+    def start(self) -> bool:
+        """Allocates the memory of the buffer and reads it; returns False if there is no memory."""
+
+    @abc.abstractmethod
+    def discard(self) -> None:
+        """Reads the buffer without keeping it: an error in a call ends the client."""
+
+
 class HostBuffers:
     """Host buffers of a session by handle. Each is stored once, and removed once.
+
+    Buffers beyond the maximum wait until others have become arrays. The order is that of their handles, which
+    clients count up. The buffer that a request waits for comes first, whatever the maximum, since the
+    requests after it do not free any buffer before.
 
     Args:
       max_bytes: the maximum of their bytes, including those that are still arriving.
@@ -166,6 +210,8 @@ class HostBuffers:
         self._watching = watching
         self._buffers: dict[int, Buffer | StatusError] = {}
         self._bytes = 0
+        self._arrivals: dict[int, Arrival] = {}
+        self._requested: int | None = None
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -191,6 +237,48 @@ class HostBuffers:
         """Releases bytes that were reserved and will not be stored."""
         with self._changed:
             self._bytes -= size
+            self._start_arrivals()
+
+    def announce(self, handle: int, arrival: Arrival) -> None:
+        """Has a buffer start, now or when others have become arrays; one that cannot fit is discarded."""
+        with self._changed:
+            if self._max_bytes is not None and arrival.size > self._max_bytes:
+                limit = f"those of a session may have {self._max_bytes}"
+                self._reject(handle, arrival, f"a host buffer of {arrival.size} bytes is too large: {limit}")
+                return
+            self._arrivals[handle] = arrival
+            self._start_arrivals()
+
+    def withdraw(self, handle: int, size: int) -> None:
+        """Frees the bytes of an announced buffer that will not be stored."""
+        with self._changed:
+            if self._arrivals.pop(handle, None) is None:
+                self._bytes -= size
+            self._start_arrivals()
+
+    def _start_arrivals(self) -> None:
+        """Starts buffers while they fit. The lock is held."""
+        # The requested buffer may be behind others in the client, which has a limited number of calls.
+        is_stuck = self._requested is not None and self._requested not in self._arrivals
+        for handle in sorted(self._arrivals, key=lambda handle: (handle != self._requested, handle)):
+            arrival = self._arrivals.get(handle)
+            if arrival is None:  # A failed start has started others.
+                continue
+            fits = self._max_bytes is None or self._bytes + arrival.size <= self._max_bytes
+            goes_first = handle == self._requested or (is_stuck and len(self._arrivals) >= MAX_STREAMS // 2)
+            if not (fits or goes_first):
+                return
+            # Before the start, which may store the buffer.
+            self._bytes += arrival.size
+            del self._arrivals[handle]
+            if not arrival.start():
+                self._bytes -= arrival.size
+                self._arrivals[handle] = arrival
+                return
+
+    def _reject(self, handle: int, arrival: Arrival, message: str) -> None:
+        self.fail(handle, StatusError(StatusCode.RESOURCE_EXHAUSTED, message))
+        arrival.discard()
 
     def store(self, handle: int, data: Buffer, *, is_reserved: bool = False) -> None:
         """Stores a buffer under a handle.
@@ -230,10 +318,27 @@ class HostBuffers:
         with self._changed:
             if handle not in self._buffers and not self._is_closed:
                 with self._watching(handle):
-                    self._changed.wait_for(lambda: handle in self._buffers or self._is_closed)
+                    self._wait_for(handle)
             if self._is_closed:
                 raise StatusError(StatusCode.CANCELLED, "the session has ended")
             return self._pop(handle)
+
+    def _wait_for(self, handle: int) -> None:
+        deadline = time.monotonic() + _NO_MEMORY_TIMEOUT_S
+        self._requested = handle
+        while handle not in self._buffers and not self._is_closed:
+            self._start_arrivals()
+            if handle not in self._arrivals:
+                deadline = time.monotonic() + _NO_MEMORY_TIMEOUT_S
+                if handle not in self._buffers:
+                    self._changed.wait()
+            elif time.monotonic() < deadline:
+                # Arrays that a computation still uses may be freed soon.
+                self._changed.wait(_RETRY_INTERVAL_S)
+            else:
+                arrival = self._arrivals.pop(handle)
+                self._reject(handle, arrival, f"no memory for a host buffer of {arrival.size} bytes")
+        self._requested = None
 
     def find(self, handle: int) -> Buffer:
         """Returns a buffer without removing it.
@@ -263,6 +368,7 @@ class HostBuffers:
         with self._changed:
             self._is_closed = True
             self._buffers.clear()
+            self._arrivals.clear()
             self._changed.notify_all()
 
     def _pop(self, handle: int) -> Buffer:
@@ -270,4 +376,5 @@ class HostBuffers:
         if not isinstance(data, Buffer):
             raise data
         self._bytes -= len(data)
+        self._start_arrivals()
         return data

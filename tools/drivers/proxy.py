@@ -65,7 +65,7 @@ _NO_PLUGIN = (
 @contextlib.contextmanager
 def _plugin(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Callable[[], bool]]]:
     """Yields the variables with which the JAX of a program finds `client_plugin`, and whether it has."""
-    from pathways.runtime.proxy import client_plugin
+    from pathways.runtime.proxy.serving import client_plugin
 
     with tempfile.TemporaryDirectory(prefix="pathways-") as folder:
         # Last, and one module of a namespace package, so that it hides no module of the program.

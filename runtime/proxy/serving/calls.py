@@ -7,9 +7,10 @@ import enum
 import functools
 import logging
 import queue
+import threading
 from collections.abc import Callable, Sequence
 
-from pathways.runtime.proxy.host_buffers import IncomingBuffer, data_of
+from pathways.runtime.proxy.host_buffers import Arrival, IncomingBuffer, data_of
 from pathways.runtime.proxy.serving.call_writer import CallWriter
 from pathways.runtime.proxy.serving.registry import SessionRegistry
 from pathways.runtime.proxy.serving.waiting import WaitingThreads
@@ -17,7 +18,7 @@ from pathways.runtime.proxy.sessions.session import ProxySession
 from pathways.runtime.proxy.stalls import WAIT_LIMIT_S
 from pathways.runtime.proxy.wire.descriptors import Messages
 from pathways.runtime.proxy.wire.events import Buffer, Message, StreamId
-from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.threads import start_thread
 
 _LOG = logging.getLogger("pathways.proxy")
@@ -95,8 +96,10 @@ class UnaryCall(ServiceCall):
         """Does nothing: the call has no resources."""
 
 
-class StoreCall(ServiceCall):
+class StoreCall(ServiceCall, Arrival):
     """Call in which a client sends a host buffer to a session.
+
+    The call keeps the credit of messages until the buffer may start, so that the client stops sending.
 
     Args:
       session: the session.
@@ -105,7 +108,7 @@ class StoreCall(ServiceCall):
       messages: the classes of messages.
 
     Raises:
-      StatusError: the buffer is too large; the request that needs it has the same error.
+      StatusError: the size is negative; the request that needs the buffer has the same error.
     """
 
     def __init__(
@@ -118,35 +121,89 @@ class StoreCall(ServiceCall):
         messages: Messages,
     ) -> None:
         super().__init__(writer, stream)
+        self.size = size
         self._buffers = session.host_buffers
         self._handle = handle
         self._messages = messages
-        try:
-            self._buffer = IncomingBuffer(size)
-            self._buffers.reserve(size)
-        except StatusError as error:
+        # None until the buffer starts, and if it is discarded.
+        self._buffer: IncomingBuffer | None = None
+        self._is_discarded = False
+        self._has_ended = False
+        self._waiting: list[Buffer] = []
+        # Held while another thread starts the buffer, after the lock of `_buffers`.
+        self._lock = threading.Lock()
+        if size < 0:
+            error = StatusError(StatusCode.INVALID_ARGUMENT, f"a host buffer of {size} bytes is not possible")
             self._buffers.fail(handle, error)
-            raise
+            raise error
+        self._buffers.announce(handle, self)
+
+    def start(self) -> bool:
+        with self._lock:
+            try:
+                self._buffer = IncomingBuffer(self.size)
+            except StatusError:
+                return False
+            try:
+                for data in self._take_waiting():
+                    self._add(data)
+                if self._has_ended:
+                    self._finish()
+            except Exception as error:
+                status = status_of(error)
+                self.fail(status)
+                self._is_discarded = True
+                self.writer.finish(self.stream, status.code, status.message)
+        return True
+
+    def discard(self) -> None:
+        with self._lock:
+            self._is_discarded = True
+            for data in self._take_waiting():
+                self._add(data)
+            if self._has_ended:
+                self._finish()
 
     def receive(self, data: Buffer) -> None:
-        try:
-            content = data_of(data)
-            if content is None:
-                kind = "xla.ifrt.proxy.GrpcHostBufferStoreRequest"
-                content = self._messages.parse(kind, data).data
-            self._buffer.add(content)
-        finally:
-            self.writer.return_credit(self.stream, len(data))
+        with self._lock:
+            if self._buffer is None and not self._is_discarded:
+                self._waiting.append(data)
+                return
+        self._add(data)
 
     def end(self) -> None:
-        self._buffers.store(self._handle, self._buffer.finish(), is_reserved=True)
-        reply = self._messages["xla.ifrt.proxy.GrpcHostBufferStoreResponse"]()
-        self.writer.send_last(self.stream, reply.SerializeToString())
+        with self._lock:
+            if self._buffer is None and not self._is_discarded:
+                self._has_ended = True
+                return
+        self._finish()
 
     def fail(self, error: StatusError) -> None:
         # Without that, a request would wait forever for a buffer that does not arrive.
-        self._buffers.release(self._buffer.size)
-        self._buffers.fail(self._handle, error)
+        if not self._is_discarded:
+            self._buffers.withdraw(self._handle, self.size)
+            self._buffers.fail(self._handle, error)
+
+    def _take_waiting(self) -> list[Buffer]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def _add(self, data: Buffer) -> None:
+        try:
+            if self._buffer is not None:
+                content = data_of(data)
+                if content is None:
+                    kind = "xla.ifrt.proxy.GrpcHostBufferStoreRequest"
+                    content = self._messages.parse(kind, data).data
+                self._buffer.add(content)
+        finally:
+            self.writer.return_credit(self.stream, len(data))
+
+    def _finish(self) -> None:
+        if self._buffer is not None:
+            self._buffers.store(self._handle, self._buffer.finish(), is_reserved=True)
+        reply = self._messages["xla.ifrt.proxy.GrpcHostBufferStoreResponse"]()
+        self.writer.send_last(self.stream, reply.SerializeToString())
 
 
 class SessionCall(ServiceCall):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pathways.runtime.proxy import host_buffers
-from pathways.runtime.proxy.host_buffers import HostBuffers, IncomingBuffer, data_header, data_of
+from pathways.runtime.proxy.host_buffers import Arrival, HostBuffers, IncomingBuffer, data_header, data_of
 from pathways.runtime.proxy.wire import descriptors
+from pathways.runtime.proxy.wire.frames import MAX_STREAMS
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 MESSAGES = descriptors.messages()
@@ -98,16 +101,85 @@ def test_a_missing_buffer_is_an_error_of_its_request() -> None:
     assert len(buffers) == 0
 
 
-def test_a_session_has_so_many_bytes_in_host_buffers() -> None:
+class Announced(Arrival):
+    """Buffer that is stored as soon as it starts, if there is memory."""
+
+    def __init__(self, buffers: HostBuffers, handle: int, size: int, *, has_memory: bool = True) -> None:
+        self.size = size
+        self.buffers, self.handle, self.has_memory = buffers, handle, has_memory
+        self.is_discarded = False
+        buffers.announce(handle, self)
+
+    def start(self) -> bool:
+        if self.has_memory:
+            self.buffers.store(self.handle, bytes(self.size), is_reserved=True)
+        return self.has_memory
+
+    def discard(self) -> None:
+        self.is_discarded = True
+
+
+def test_buffers_beyond_the_maximum_wait_until_others_are_arrays() -> None:
+    buffers = HostBuffers(max_bytes=100)
+    for handle in (1, 3, 2):
+        Announced(buffers, handle, 60)
+    assert len(buffers) == 1
+    for handle in (1, 2, 3):
+        assert len(buffers.take(handle)) == 60
+    assert len(buffers) == 0
+
+
+def test_the_buffer_that_a_request_waits_for_comes_first() -> None:
+    """The requests that free the others are behind this one."""
+    buffers = HostBuffers(max_bytes=100)
+    for handle in (1, 2, 3):
+        Announced(buffers, handle, 60)
+    assert [len(buffers.take(handle)) for handle in (3, 2, 1)] == [60, 60, 60]
+
+
+def test_a_requested_buffer_that_the_client_sends_last() -> None:
+    """Clients have a limited number of calls, so that others start before it does."""
+    buffers = HostBuffers(max_bytes=100)
+    for handle in range(2, 2 + MAX_STREAMS):
+        Announced(buffers, handle, 60)
+    taken: list[Any] = []
+    thread = threading.Thread(target=lambda: taken.append(buffers.take(1)))
+    thread.start()
+    while len(buffers) < MAX_STREAMS // 2:
+        time.sleep(0.001)
+    Announced(buffers, 1, 60)
+    thread.join()
+    assert len(taken[0]) == 60
+
+
+def test_a_buffer_that_cannot_fit_is_an_error_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_buffers, "_NO_MEMORY_TIMEOUT_S", 0.01)
+    buffers = HostBuffers(max_bytes=100)
+    too_large = Announced(buffers, 1, 101)
+    without_memory = Announced(buffers, 2, 100, has_memory=False)
+    assert (too_large.is_discarded, without_memory.is_discarded) == (True, False)
+    with pytest.raises(
+        StatusError, match="a host buffer of 101 bytes is too large: those of a session may have 100"
+    ):
+        buffers.take(1)
+    with pytest.raises(StatusError, match="no memory for a host buffer of 100 bytes"):
+        buffers.take(2)
+    assert without_memory.is_discarded
+    Announced(buffers, 3, 100)
+    assert len(buffers.take(3)) == 100
+
+
+def test_a_buffer_that_is_withdrawn_makes_room() -> None:
     buffers = HostBuffers(max_bytes=100)
     buffers.reserve(60)
     with pytest.raises(StatusError, match="may have 100 bytes; they have 60, and 50 more are announced"):
         buffers.reserve(50)
-    buffers.store(1, bytes(60), is_reserved=True)
-    buffers.take(1)
-    buffers.reserve(50)
-    buffers.release(50)
-    buffers.reserve(100)
+    Announced(buffers, 1, 60)
+    Announced(buffers, 2, 60)
+    buffers.withdraw(1, 60)
+    assert len(buffers) == 0
+    buffers.release(60)
+    assert len(buffers.take(2)) == 60
 
 
 def test_a_session_has_so_many_host_buffers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.serving import call_writer
 from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.serving.transfer_folder import TRANSFER_FOLDER_VARIABLE
+from pathways.runtime.proxy.sessions import state
 from pathways.runtime.proxy.wire import descriptors, grpc_connection
 from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.resources.folders import PermittedFolders
@@ -245,14 +246,63 @@ def test_a_host_buffer_that_fails_is_an_error_of_the_array(server: ProxyServer, 
     assert reply.response_metadata.status.message == "a host buffer of 5 bytes ended after 3"
 
 
-@pytest.mark.parametrize("size", [1 << 60, -1])
-def test_a_host_buffer_of_no_possible_size(client: SocketClient, size: int) -> None:
+def test_a_host_buffer_of_no_possible_size(client: SocketClient) -> None:
     stream, session = start_session(client)
-    store = start_store(client, session, 1, size)
-    code, message = client.wait_for_status(store)
-    assert (code, f"a host buffer of {size} bytes" in message) == (8 if size > 0 else 3, True)
+    store = start_store(client, session, 1, -1)
+    assert client.wait_for_status(store) == (3, "a host buffer of -1 bytes is not possible")
     client.send(stream, make_array(1, 5))
     client.wait_for_message(stream)
+
+
+def test_a_host_buffer_that_is_too_large_is_an_error_of_its_array(client: SocketClient) -> None:
+    """An error of the call would end the client."""
+    stream, session = start_session(client)
+    store = start_store(client, session, 1, 1 << 60)
+    client.send(stream, make_array(1, 5))
+    client.send(store, encode("GrpcHostBufferStoreRequest", data=b"abc"), end=True)
+    assert client.wait_for_status(store) == (0, "")
+    client.wait_for_message(stream)
+    client.send(stream, encode("IfrtRequest", check_value_ready_request={"value_handles": [1]}))
+    reply = MESSAGES.parse("xla.ifrt.proxy.IfrtResponse", client.wait_for_message(stream))
+    assert reply.response_metadata.status.code == 8
+    assert f"a host buffer of {1 << 60} bytes is too large" in reply.response_metadata.status.message
+
+
+def test_host_buffers_wait_until_others_are_arrays(
+    server: ProxyServer, client: SocketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "max_bytes", lambda: 100)
+    stream, session = start_session(client)
+    stores = [start_store(client, session, handle, 60) for handle in (1, 2, 3)]
+    for store in stores:
+        client.send(store, encode("GrpcHostBufferStoreRequest", data=bytes(60)), end=True)
+    assert client.wait_for_status(stores[0]) == (0, "")
+    assert len(server.sessions[0].host_buffers) == 1
+    for handle in (3, 1, 2):
+        client.send(stream, make_array(handle, 60))
+        client.wait_for_message(stream)
+    client.send(stream, encode("IfrtRequest", check_value_ready_request={"value_handles": [1, 2, 3]}))
+    reply = MESSAGES.parse("xla.ifrt.proxy.IfrtResponse", client.wait_for_message(stream))
+    assert reply.response_metadata.status.code == 0
+    assert [client.wait_for_status(store) for store in stores] == [(0, "")] * 3
+
+
+def test_a_client_that_disconnects_while_host_buffers_wait(
+    server: ProxyServer, client: SocketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "max_bytes", lambda: 100)
+    _, session = start_session(client)
+    for handle in (1, 2, 3):
+        store = start_store(client, session, handle, 60)
+        client.send(
+            store, encode("GrpcHostBufferStoreRequest", data=bytes(60 if handle < 3 else 5)), end=handle < 3
+        )
+    client.flush()
+    buffers = server.sessions[0].host_buffers
+    wait_until(lambda: len(buffers._arrivals) == 2)
+    client.close()
+    wait_until(lambda: not server.sessions)
+    assert (len(buffers), len(buffers._arrivals)) == (0, 0)
 
 
 def test_a_host_buffer_that_is_cancelled(server: ProxyServer, client: SocketClient) -> None:
