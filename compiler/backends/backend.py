@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from pathways.compiler.backends.executable import ProgramExecutable, Scheduled
 from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.local_executable import LocalExecutable
+from pathways.compiler.backends.prints import module_for_hosts
 from pathways.compiler.backends.relocation import relocate
 from pathways.compiler.frontend.user_code import warn
 from pathways.compiler.lower.phases import ProgramError
-from pathways.compiler.lower.python_calls import python_call_of
-from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.connect import controller
@@ -103,13 +102,6 @@ class HostsBackend(Backend):
 
     def _load(self, program: Scheduled, bindings: Mapping[str, Binding]) -> HostedProgram:
         plan = program.plan
-        for computation in plan.computations.values():
-            if computation.callbacks:
-                raise ProgramError(
-                    f"program '{plan.name}': computation {computation.name} calls back into Python: "
-                    f"{python_call_of(program.module, computation.name)}, which workers on hosts cannot; "
-                    "pw.on_hosts calls functions there, between programs"
-                )
         places = {name: _place(binding) for name, binding in bindings.items()}
         bound = _bound(program, places)
         try:
@@ -158,7 +150,7 @@ def _bound(program: Scheduled, places: dict[str, SlicePlace]) -> BoundProgram:
     stored = program.stored
     return BoundProgram(
         program.plan.name,
-        bytecode_of(program.module),
+        module_for_hosts(program),
         places,
         {} if stored is None else dict(stored.computations),
         {} if stored is None else stored.plain_constants(),

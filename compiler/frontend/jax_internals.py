@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import checkify, config, core, dispatch, dtypes, source_info_util, tree_util, util
+from jax._src import checkify, config, core, debugging, dispatch, dtypes, source_info_util, tree_util, util
 from jax._src import mesh as mesh_lib
 from jax._src import xla_metadata as _metadata
 from jax._src.export._export import call_exported_p
@@ -697,3 +698,29 @@ def register_rules() -> None:
     for module, register in [entry for entry in _unregistered if entry[0] in sys.modules]:
         _unregistered.remove((module, register))
         register(sys.modules[module])
+
+
+def printed_by(callback: Any) -> dict[str, Any] | None:
+    """Returns what a host callback of `jax.debug.print` prints; None for other callbacks."""
+    inner = _enclosed(_enclosed(callback, "callback"), "callback")
+    printer = _enclosed(inner, "callback")
+    if not isinstance(printer, functools.partial) or printer.func is not getattr(
+        debugging, "_format_print_callback", None
+    ):
+        return None
+    text, options, fields, _ = printer.args
+    return {
+        "text": text,
+        "options": dict(options),
+        "fields": fields,
+        "tree": _enclosed(inner, "in_tree"),
+        "values": dict(_enclosed(inner, "static_args")),
+    }
+
+
+def _enclosed(function: Any, name: str) -> Any:
+    """Returns a variable that a function encloses; None if it encloses none of the name."""
+    code = getattr(function, "__code__", None)
+    if code is None or name not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index(name)].cell_contents

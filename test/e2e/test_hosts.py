@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -217,6 +218,37 @@ def test_hosts_serve_threads_that_share_a_donated_array(devices, eager_switches)
         assert seen.get(3, n + 1) == n + 1, seen
 
 
+@pytest.mark.not_attached
+def test_hosts_print_their_lines_in_order(devices, capfd):
+    pw.connect(hosts=2)
+
+    def body(x):
+        jax.debug.print("{word}: {x} {:.2f}", x[0], x=x, word="all")
+        jax.lax.map(lambda y: jax.debug.print("each {y}", y={"y": y}), x)
+        return x + 1
+
+    f, g = (pw.jit(body, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+    capfd.readouterr()
+    pw.program(lambda x: g(f(x)))(np.arange(2, dtype=np.float32)).block_until_ready()
+    lines, until = [], time.monotonic() + 30
+    while len(lines) < 6 and time.monotonic() < until:
+        lines += capfd.readouterr().err.splitlines()
+    for host, first in ((0, 0), (1, 1)):
+        printed = [line.partition("): ")[2] for line in lines if line.startswith(f"host {host} (")]
+        assert sorted(printed) == sorted(
+            [
+                f"all: [{first}. {first + 1}.] {first}.00",
+                f"each {{'y': {ARRAY.format(first)}}}",
+                f"each {{'y': {ARRAY.format(first + 1)}}}",
+            ]
+        )
+        each = [line for line in printed if line.startswith("each")]
+        assert each == sorted(each)
+
+
+ARRAY = "Array({}., dtype=float32)"
+
+
 @pytest.mark.feature("hosts", "error")
 def test_hosts_refuse_programs_that_call_python(devices):
     """The message names the computation; a callback whose result is not needed does not count."""
@@ -230,7 +262,7 @@ def test_hosts_refuse_programs_that_call_python(devices):
         pw.program(lambda x: g(f(x)))(1.0)
     slice = devices.add_slice((1,), ("x",))
     for call, name in (
-        (lambda x: jax.debug.print("{}", x), "jax.debug.print"),
+        (lambda x: jax.debug.print("{0.__class__}", x), "jax.debug.print"),
         (lambda x: jax.debug.callback(print, x), "jax.debug.callback"),
         (lambda x: io_callback(np.sin, x, x), "jax.experimental.io_callback"),
         (lambda x: jax.pure_callback(np.sin, x, x), "jax.pure_callback"),

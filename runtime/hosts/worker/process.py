@@ -48,6 +48,7 @@ from pathways.runtime.hosts.protocol.acceptor import open_connection
 from pathways.runtime.hosts.protocol.frames import CHUNK, decode_for_worker
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.hosts.splitting.prints import PRINT, take_prints
 from pathways.runtime.hosts.trace.worker_recording import WorkerRecording
 from pathways.runtime.hosts.worker.array_store import ELSEWHERE, ArrayStore, FailedArray, PromisedArray
 from pathways.runtime.hosts.worker.call_runner import CallRunner
@@ -311,6 +312,9 @@ class Worker:
         context = make_context()
         with context:
             module = ir.Module.parse(message.module)
+            prints: Sequence[Callable[..., Any]] = ()
+            if PRINT.encode() in message.module:
+                prints = take_prints(module, f"host {self.host} (island{message.island})")
             plans = host_plans_of(
                 module, message.name, Stored.of(message.computations, message.constants), proved=True
             )
@@ -357,6 +361,7 @@ class Worker:
             plan,
             bindings,
             result_avals=avals,
+            callbacks=prints,
             argument_names=message.argument_names,
             progress=lambda *_: None,
             make_target=target,
