@@ -9,6 +9,9 @@ from jaxlib.mlir import ir
 
 from pathways.passes.place.inference.placement_problem import PlacementProblem
 
+_MAX_VALUES = 256
+"""Limit of the values that lead to a result among which its argument is searched."""
+
 
 def updated_arguments(problem: PlacementProblem) -> dict[ir.Value, int]:
     """Returns the number of the result that each argument is updated to.
@@ -48,15 +51,19 @@ def replaced_arguments(problem: PlacementProblem) -> dict[ir.Value, int]:
 
 
 def _sources(problem: PlacementProblem, result: ir.Value) -> Iterator[tuple[ir.BlockArgument, int]]:
-    """Yields the arguments of a result's type that it is computed from, with the number of operations."""
+    """Yields the nearest arguments of its type that a result is computed from, with their distances."""
     shape = ir.RankedTensorType(result.type).shape
     steps = {result: 0}
     pending = deque(steps)
-    while pending:
+    nearest: int | None = None
+    while pending and len(steps) < _MAX_VALUES:
         value = pending.popleft()
+        if nearest is not None and steps[value] > nearest:
+            return
         if isinstance(value, ir.BlockArgument):
             if value.type == result.type:
-                yield value, steps[value]
+                nearest = steps[value]
+                yield value, nearest
             continue
         if value not in problem.producer:
             continue
