@@ -90,4 +90,4 @@ def test_versions_on_hosts_refuse_a_state_in_host_memory_by_its_name(program):
         ),
         pw.resilient(step, on_host(X), [X], feeds=(program, "x")) as run,
     ):
-        list(run)
+        list(run.steps(1))
