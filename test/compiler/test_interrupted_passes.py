@@ -1,4 +1,4 @@
-"""Interrupts of a compilation stay what they are: MLIR's bindings turn errors of callbacks into others."""
+"""Interrupts of a compilation stay what they are: MLIR's bindings raise other errors for those of callbacks."""
 
 from __future__ import annotations
 
