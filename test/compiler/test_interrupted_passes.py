@@ -1,4 +1,4 @@
-"""Interrupts of a compilation stay what they are: MLIR's bindings raise other errors for those of callbacks."""
+"""Interrupts of a compilation stay what they are: MLIR's bindings raise other errors for a callback's."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ class AssignMemoryKinds(Pass):
 
     ```mlir
     // before
-    %0 = pw.launch @f(%arg0) on @s0 order 0
-    %1 = pw.transfer %0 to @s1 order 1
+    %0 = pw.launch @offload(%arg0) on @s0 order 0
+    %1 = pw.transfer %0 to @s1 over @c0 order 1
     // after
-    %0 = pw.launch @f(%arg0) on @s0 order 0
-    %1 = pw.transfer %0 to @s1 order 1 {memory_kind = "pinned_host"}
+    %0 = pw.launch @offload(%arg0) on @s0 order 0
+    %1 = pw.transfer %0 to @s1 over @c0 order 1 {memory_kind = "pinned_host"}
     ```
 
     Requires: launches and transfers with `order`; memory not planned yet: no buffer is another memory's.
