@@ -367,7 +367,7 @@ def test_input_feeds_programs_of_several_signatures(devices):
     for rows in (16, 8):
         with pw.prefetch(pw.on_hosts(host_functions.typed), step, "batch", rows=rows) as batches:
             assert next(batches)["half"].shape == (rows, 3)
-    with pytest.raises(ValueError, match=r"rows=4, but batch\['bit'\] has 8 rows"):
+    with pytest.raises(ValueError, match=r"rows=4, but batch\['bit'\] has 16 rows"):
         pw.prefetch(pw.on_hosts(host_functions.typed), step, "batch", rows=4)
 
 
