@@ -34,8 +34,9 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
         # First: the slice of a single replica that runs stands for that of the first one.
         if len(slice_.replicas) > 1 and len(replicas) == len(running):
             slices.setdefault(_mesh_key(replicas), slice_)
-    for slice_, binding in holders.items():
-        # Programs may share devices: then the devices of an array do not determine its slice.
+    # Programs may share devices: then the devices of an array do not determine its slice. Slices of one
+    # replica are last, since arrays of replicas are on all of them.
+    for slice_, binding in sorted(holders.items(), key=lambda holder: len(holder[0].replicas) > 1):
         slices.setdefault(_mesh_key([binding]), slice_)
     named: dict[str, VirtualSlice] = {}
 

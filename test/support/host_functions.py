@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from pathways.runtime.hosts.worker.call_runner import context
+from pathways.runtime.local import memory
 
 NOT_A_FUNCTION = 3
 
@@ -87,6 +88,14 @@ class Kept:
 
 def keep() -> None:
     context().kept["kept"] = Kept()
+
+
+_MACHINE_MEMORY = memory.machine_memory
+
+
+def assume_memory(size: int | None) -> None:
+    """Has programs checked as if the machine had so many bytes of memory; None for the bytes that it has."""
+    memory.machine_memory = _MACHINE_MEMORY if size is None else lambda: (size, "the test assumes")
 
 
 def kept_of_all() -> Any:

@@ -272,7 +272,7 @@ def test_bundle_refuses_invalid_manifests(data, change, problem):
         (b'{"a": NaN}', "not a number"),
         (b'{"a": 1, "a": 2}', "twice"),
         (b'{"version": ' + b"9" * 10_000 + b"}", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
+        (b"\xff\xfe", "not UTF-8 text"),
         (b"[]", "not a bundle"),
     ],
 )

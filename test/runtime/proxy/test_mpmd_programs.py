@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.dialect import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.runtime.local import memory
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
@@ -212,7 +213,8 @@ def test_an_array_that_is_donated_and_passed_twice(served: ServedDevices) -> Non
     np.testing.assert_array_equal(arrays.fetch(result), X)
 
 
-def test_a_launch_that_fails_is_named(served: ServedDevices) -> None:
+def test_a_launch_that_fails_is_named(served: ServedDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "machine_memory", lambda: (1 << 60, "the machine has"))
     large = f"tensor<{1 << 17}x{1 << 18}xcomplex<f64>>"
     text = f"""
       !a = !ifrt.array<tensor<f32>, #ifrt.sharding_param< to [0] on 1>, [0]>
