@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.frames import MAX_STREAMS
-from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 
 MAX_BUFFERS = 1 << 16
 """Maximum of buffers of a session; a client has a few at a time."""
@@ -141,10 +141,8 @@ class IncomingBuffer:
         return memoryview(self._data)
 
 
-def take_file(folder: int, name: str, size: int) -> Buffer:
-    """Returns the bytes of a file and removes the file.
-
-    The bytes are read, not mapped: a client that truncates a mapped file would crash the process.
+def open_file(folder: int, name: str, size: int) -> int:
+    """Opens a file, and removes it from its folder; returns its file descriptor.
 
     Args:
       folder: the file descriptor of its folder.
@@ -153,7 +151,7 @@ def take_file(folder: int, name: str, size: int) -> Buffer:
 
     Raises:
       StatusError: it has another size, or is no plain file.
-      OSError: it cannot be read.
+      OSError: it cannot be opened.
     """
     # Without O_NONBLOCK, a pipe of that name would wait for its writer.
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -162,11 +160,10 @@ def take_file(folder: int, name: str, size: int) -> Buffer:
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             raise StatusError(StatusCode.INVALID_ARGUMENT, f"{name!r} is no file of {size} bytes")
         os.unlink(name, dir_fd=folder)
-        buffer = IncomingBuffer(size)
-        buffer.read(file)
-        return buffer.finish()
-    finally:
+    except BaseException:
         os.close(file)
+        raise
+    return file
 
 
 class Arrival(abc.ABC):
@@ -186,7 +183,7 @@ class Arrival(abc.ABC):
 
     @abc.abstractmethod
     def discard(self) -> None:
-        """Reads the buffer without keeping it: an error in a call ends the client."""
+        """Frees the buffer without an error in its call, which would end the client."""
 
 
 class HostBuffers:
@@ -218,30 +215,12 @@ class HostBuffers:
     def __len__(self) -> int:
         return len(self._buffers)
 
-    def reserve(self, size: int) -> None:
-        """Reserves bytes that will be stored; `release` must be called if they are not.
-
-        Raises:
-          StatusError: the maximum would be exceeded.
-        """
-        with self._changed:
-            if self._max_bytes is not None and self._bytes + size > self._max_bytes:
-                raise StatusError(
-                    StatusCode.RESOURCE_EXHAUSTED,
-                    f"host buffers of a session may have {self._max_bytes} bytes; "
-                    f"they have {self._bytes}, and {size} more are announced",
-                )
-            self._bytes += size
-
-    def release(self, size: int) -> None:
-        """Releases bytes that were reserved and will not be stored."""
-        with self._changed:
-            self._bytes -= size
-            self._start_arrivals()
-
     def announce(self, handle: int, arrival: Arrival) -> None:
         """Has a buffer start, now or when others have become arrays; one that cannot fit is discarded."""
         with self._changed:
+            if self._is_closed:
+                arrival.discard()
+                return
             if self._max_bytes is not None and arrival.size > self._max_bytes:
                 limit = f"those of a session may have {self._max_bytes}"
                 self._reject(handle, arrival, f"a host buffer of {arrival.size} bytes is too large: {limit}")
@@ -368,7 +347,8 @@ class HostBuffers:
         with self._changed:
             self._is_closed = True
             self._buffers.clear()
-            self._arrivals.clear()
+            while self._arrivals:
+                self._arrivals.popitem()[1].discard()
             self._changed.notify_all()
 
     def _pop(self, handle: int) -> Buffer:
@@ -378,3 +358,40 @@ class HostBuffers:
         self._bytes -= len(data)
         self._start_arrivals()
         return data
+
+
+class FileArrival(Arrival):
+    """Buffer in a file that has no name any more.
+
+    The bytes are read, not mapped: a client that truncates a mapped file would crash the process.
+
+    Args:
+      buffers: the buffers of the session.
+      handle: the handle of the buffer.
+      size: its size in bytes.
+      file: the file descriptor, which this closes.
+    """
+
+    def __init__(self, buffers: HostBuffers, handle: int, size: int, file: int) -> None:
+        self.size = size
+        self._buffers = buffers
+        self._handle = handle
+        self.file = file
+
+    def start(self) -> bool:
+        try:
+            buffer = IncomingBuffer(self.size)
+        except StatusError:
+            return False
+        try:
+            buffer.read(self.file)
+            self._buffers.store(self._handle, buffer.finish(), is_reserved=True)
+        except Exception as error:
+            self._buffers.withdraw(self._handle, self.size)
+            self._buffers.fail(self._handle, status_of(error))
+        finally:
+            self.discard()
+        return True
+
+    def discard(self) -> None:
+        os.close(self.file)

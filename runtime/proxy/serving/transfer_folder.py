@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
-from pathways.runtime.proxy.host_buffers import take_file
+from pathways.runtime.proxy.host_buffers import FileArrival, open_file
 from pathways.runtime.proxy.sessions.session import ProxySession
-from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.folders import PermittedFolders
 
@@ -28,19 +27,14 @@ class TransferFolder:
         self._owner: ProxySession | None = None
 
     def read(self, session: ProxySession, handle: int, size: int) -> None:
-        """Stores a host buffer that the client of a session has written to a file.
+        """Announces a host buffer that the client of a session has written to a file.
 
         Raises:
-          StatusError: the buffer cannot be read; the request that needs it has the same error.
+          StatusError: the file cannot be read; the request that needs it has the same error.
         """
         buffers = session.host_buffers
         try:
-            buffers.reserve(max(size, 0))
-            try:
-                buffers.store(handle, self._take_file(session, handle, size), is_reserved=True)
-            except Exception:
-                buffers.release(max(size, 0))
-                raise
+            file = self._open_file(session, handle, size)
         except Exception as error:
             status = status_of(error)
             if isinstance(error, OSError) and error.errno is not None:
@@ -49,8 +43,9 @@ class TransferFolder:
                 )
             buffers.fail(handle, status)
             raise status from None
+        buffers.announce(handle, FileArrival(buffers, handle, size, file))
 
-    def _take_file(self, session: ProxySession, handle: int, size: int) -> Buffer:
+    def _open_file(self, session: ProxySession, handle: int, size: int) -> int:
         folder = os.environ.get(TRANSFER_FOLDER_VARIABLE)
         if not folder:
             raise StatusError(
@@ -70,4 +65,4 @@ class TransferFolder:
         with self._folders.open(folder) as number:
             # Clients write the handle as a signed number of 32 bits.
             name = int.from_bytes((handle & 0xFFFFFFFF).to_bytes(4, "big"), "big", signed=True)
-            return take_file(number, f"lt_{name}", size)
+            return open_file(number, f"lt_{name}", size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import threading
 import time
@@ -14,7 +15,15 @@ import numpy as np
 import pytest
 
 from pathways.runtime.proxy import host_buffers
-from pathways.runtime.proxy.host_buffers import Arrival, HostBuffers, IncomingBuffer, data_header, data_of
+from pathways.runtime.proxy.host_buffers import (
+    Arrival,
+    FileArrival,
+    HostBuffers,
+    IncomingBuffer,
+    data_header,
+    data_of,
+    open_file,
+)
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.frames import MAX_STREAMS
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
@@ -171,15 +180,69 @@ def test_a_buffer_that_cannot_fit_is_an_error_of_its_request(monkeypatch: pytest
 
 def test_a_buffer_that_is_withdrawn_makes_room() -> None:
     buffers = HostBuffers(max_bytes=100)
-    buffers.reserve(60)
-    with pytest.raises(StatusError, match="may have 100 bytes; they have 60, and 50 more are announced"):
-        buffers.reserve(50)
     Announced(buffers, 1, 60)
     Announced(buffers, 2, 60)
-    buffers.withdraw(1, 60)
+    buffers.withdraw(2, 60)
+    Announced(buffers, 3, 60)
+    assert len(buffers.take(1)) == 60
+    assert len(buffers.take(3)) == 60
     assert len(buffers) == 0
-    buffers.release(60)
-    assert len(buffers.take(2)) == 60
+
+
+def write_file(buffers: HostBuffers, handle: int, folder: Path, size: int) -> FileArrival:
+    """Announces a buffer of `size` bytes, each of them the handle, that a client has written to a file."""
+    (folder / "lt_1").write_bytes(bytes([handle]) * size)
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        arrival = FileArrival(buffers, handle, size, open_file(number, "lt_1", size))
+    finally:
+        os.close(number)
+    buffers.announce(handle, arrival)
+    return arrival
+
+
+def is_open(file: int) -> bool:
+    return Path(f"/proc/self/fd/{file}").exists()
+
+
+def test_files_beyond_the_maximum_are_read_when_others_are_arrays(tmp_path: Path) -> None:
+    buffers = HostBuffers(max_bytes=100_000)
+    for handle in (1, 2, 3):
+        write_file(buffers, handle, tmp_path, 60_000)
+    assert len(buffers) == 1
+    assert not list(tmp_path.iterdir())
+    # A request takes the third first, and the second has to wait for the first.
+    for handle in (3, 1, 2):
+        assert bytes(buffers.take(handle)) == bytes([handle]) * 60_000
+
+
+def test_a_file_that_is_too_large_is_an_error_of_its_request(tmp_path: Path) -> None:
+    buffers = HostBuffers(max_bytes=100)
+    arrival = write_file(buffers, 1, tmp_path, 101)
+    assert not is_open(arrival.file)
+    with pytest.raises(StatusError, match="a host buffer of 101 bytes is too large"):
+        buffers.take(1)
+
+
+def test_a_file_that_was_cut_while_it_waited_is_an_error_of_its_request(tmp_path: Path) -> None:
+    buffers = HostBuffers(max_bytes=100)
+    Announced(buffers, 1, 100)
+    arrival = write_file(buffers, 2, tmp_path, 60)
+    os.truncate(f"/proc/self/fd/{arrival.file}", 59)
+    buffers.take(1)
+    with pytest.raises(StatusError, match="a host buffer of 60 bytes ended after 59"):
+        buffers.take(2)
+    Announced(buffers, 3, 100)
+    assert len(buffers.take(3)) == 100
+
+
+def test_files_that_wait_are_closed_with_their_session(tmp_path: Path) -> None:
+    buffers = HostBuffers(max_bytes=100)
+    arrivals = [write_file(buffers, handle, tmp_path, 60) for handle in (1, 2)]
+    assert is_open(arrivals[1].file)
+    buffers.close()
+    arrivals.append(write_file(buffers, 3, tmp_path, 60))
+    assert not any(is_open(arrival.file) for arrival in arrivals)
 
 
 def test_a_session_has_so_many_host_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
