@@ -113,6 +113,24 @@ def test_a_program_of_another_server_asks_for_the_values_of_the_call() -> None:
     assert done.stdout == "ended\n", done.stderr
 
 
+@pytest.mark.slow
+def test_arrays_put_faster_than_they_travel_do_not_fill_the_memory_of_the_program() -> None:
+    program = """if True:
+        import resource
+        import jax, numpy as np
+        first, zeros = jax.jit(lambda x: x[0]), np.zeros(32 << 20, np.int8)
+        int(first(zeros))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        last = [first(jax.device_put(zeros)) for _ in range(16)][-1]
+        # Some arrays are on a CPU of the program, which keeps their memory.
+        local = [jax.device_put(np.full(1 << 20, i, np.int8), jax.devices("cpu")[0]) for i in range(70)]
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print(int(last), int(local[-1][0]), grown >> 10 < 70 + 3 * 32)
+    """
+    done = run("--cpu-devices", "1", "--with-cpu", "--", sys.executable, "-c", program)
+    assert done.stdout == "0 69 True\n", done.stderr
+
+
 def test_a_program_that_ignores_the_path_is_reported() -> None:
     done = run("--", sys.executable, "-E", "-c", "import jax; jax.devices()")
     assert "pw-proxy: the program ignored PYTHONPATH, as Python does with -I or -E: NumPy" in done.stderr

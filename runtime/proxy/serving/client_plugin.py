@@ -17,6 +17,7 @@ import functools
 import os
 import shutil
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -34,7 +35,9 @@ OFF_VARIABLE = "PW_PROXY_COPY_NUMPY"
 
 _MAX_COPIED_BYTES = 1 << 20
 _MAX_UNSENT_BYTES = 64 << 20
-"""Maximum of bytes of all copies in memory. The number bounds how far a program runs ahead of the client."""
+"""Maximum of bytes of all copies in memory, which bounds how far a program runs ahead of the client."""
+
+_POLL_INTERVAL_S = 0.0005
 
 _HAS_VALUES_OF_CALL = "_pathways_values_of_call"
 """Attribute of functions that are replaced already."""
@@ -90,17 +93,23 @@ class _Copies:
         self._freed: collections.deque[int] = collections.deque()
 
     def copy(self, arrays: Sequence[Any]) -> list[Any] | None:
-        """Returns copies in place of NumPy arrays; None if they are too large."""
+        """Returns copies in place of NumPy arrays, when earlier ones are sent; None if they are too large."""
         distinct = {id(array): array for array in arrays if isinstance(array, np.ndarray)}
         size = sum(array.nbytes for array in distinct.values())
+        if size > _MAX_COPIED_BYTES:
+            return None
+        _wait_until(lambda: self._reserve(size))
+        copies = {number: self._copy(array) for number, array in distinct.items()}
+        return [copies.get(id(array), array) for array in arrays]
+
+    def _reserve(self, size: int) -> bool:
         with self._lock:
             while self._freed:
                 self._bytes -= self._freed.popleft()
-            if size > _MAX_COPIED_BYTES or self._bytes + size > _MAX_UNSENT_BYTES:
-                return None
+            if self._bytes and self._bytes + size > _MAX_UNSENT_BYTES:
+                return False
             self._bytes += size
-        copies = {number: self._copy(array) for number, array in distinct.items()}
-        return [copies.get(id(array), array) for array in arrays]
+            return True
 
     def _copy(self, array: np.ndarray) -> np.ndarray:
         copied = np.array(array)
@@ -111,25 +120,46 @@ class _Copies:
 _copies = _Copies()
 
 
+def _wait_until(is_done: Callable[[], bool]) -> None:
+    while not is_done():
+        # The client releases arrays that it has sent only here, or in a later call.
+        jaxlib._jax.collect_garbage()
+        if is_done():
+            return
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def _views(arrays: Sequence[Any]) -> tuple[list[Any], list[weakref.ref[np.ndarray]]]:
+    """Returns views in place of NumPy arrays, and references to them, which end once they are sent."""
+    # The client rejects zero and negative strides, which copies do not have.
+    distinct = {
+        id(array): np.array(array) if min(array.strides, default=1) <= 0 else array.view()
+        for array in arrays
+        if isinstance(array, np.ndarray)
+    }
+    return [distinct.get(id(array), array) for array in arrays], [*map(weakref.ref, distinct.values())]
+
+
 def _reading_at_call(put: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `batched_device_put` that reads NumPy arrays before it returns."""
-    semantics = jaxlib._jax.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 
     @functools.wraps(put)
     def put_at_call(aval: Any, sharding: Any, xs: Sequence[Any], *args: Any, **options: Any) -> Any:
+        # Arrays on a CPU of the program may keep the memory of what they are made of.
+        if not next(iter(sharding.device_set)).client.runtime_type.startswith("proxy"):
+            return put(aval, sharding, xs, *args, **options)
         copies = _copies.copy(xs)
         if copies is not None:
             return put(aval, sharding, copies, *args, **options)
-        # The client rejects zero and negative strides, which copies do not have.
-        rest = [np.array(x) if _is_reversed(x) else x for x in xs]
-        return put(aval, sharding, rest, *args, host_buffer_semantics=semantics, **options)
+        # The client could copy them, too, but any number of them, without a limit of its memory.
+        views, unsent = _views(xs)
+        result = put(aval, sharding, views, *args, **options)
+        del views
+        _wait_until(lambda: all(reference() is None for reference in unsent))
+        return result
 
     setattr(put_at_call, _HAS_VALUES_OF_CALL, True)
     return put_at_call
-
-
-def _is_reversed(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and min(value.strides, default=1) <= 0
 
 
 def _has_numpy(values: Sequence[Any]) -> bool:
