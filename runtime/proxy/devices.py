@@ -23,6 +23,7 @@ from pathways.runtime.resources.folders import PermittedFolders
 from pathways.runtime.resources.memory_account import MemoryAccount
 from pathways.runtime.resources.slice_states import SliceStates
 from pathways.runtime.xla import ifrt, pjrt
+from pathways.runtime.xla.compile_process import CompileProcesses
 from pathways.runtime.xla.layouts import make_layout, parse_layout
 
 CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]
@@ -214,6 +215,7 @@ class ServedDevices:
         self.compile_ifrt = compile_ifrt
         self.memory = MemoryAccount(max_memory)
         self.reader = ProgramReader()
+        self.compilers = CompileProcesses()
         # With a limit, cached programs that no client has must not use memory of clients.
         self.program_cache = ProgramCache[Any]() if max_memory is None else ProgramCache[Any](0)
         self.folders = folders or PermittedFolders(advice=FOLDERS_ADVICE)

@@ -32,6 +32,7 @@ from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, p
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
+from pathways.runtime.xla.compile_process import Cancellation
 from pathways.runtime.xla.launch_order import launch_order
 from pathways.runtime.xla.layouts import layout_of
 
@@ -143,6 +144,7 @@ def compile_program(
     program: Any,
     options: Any,
     watch: Callable[[str], AbstractContextManager[object]] = lambda _: contextlib.nullcontext(),
+    cancellation: Cancellation | None = None,
 ) -> Program:
     """Compiles a serialised program for the devices that its options name.
 
@@ -151,6 +153,7 @@ def compile_program(
       program: the program of a `CompileRequest`.
       options: its options.
       watch: returns the context in which a program with that name is compiled.
+      cancellation: ends the compilation of a long program.
 
     Raises:
       StatusError: the server or XLA rejects it.
@@ -172,7 +175,7 @@ def compile_program(
     key = of_ifrt.SerializeToString(deterministic=True)
     compiled = served.program_cache.find(program.data, key)
     if compiled is None:
-        compiled = _compile_xla(served, program.data, of_ifrt, watch)
+        compiled = _compile_xla(served, program.data, of_ifrt, watch, cancellation or Cancellation())
         served.program_cache.add(program.data, key, compiled)
     return compiled
 
@@ -184,7 +187,11 @@ _COLOCATED = (
 
 
 def _compile_xla(
-    served: ServedDevices, data: bytes, of_ifrt: Any, watch: Callable[[str], AbstractContextManager[object]]
+    served: ServedDevices,
+    data: bytes,
+    of_ifrt: Any,
+    watch: Callable[[str], AbstractContextManager[object]],
+    cancellation: Cancellation,
 ) -> ProxyProgram:
     proto = of_ifrt.compile_options
     if of_ifrt.outputs_bundle_slice_sizes:
@@ -217,7 +224,13 @@ def _compile_xla(
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
     options_of_xla = ifrt.compile_options(options.SerializeToString())
     with watch(name):
-        executable = compile_cache.load_one(data, module, devices, options_of_xla)
+        executable = compile_cache.load_one(
+            data,
+            module,
+            devices,
+            options_of_xla,
+            lambda: served.compilers.compile(module, devices, options_of_xla, cancellation),
+        )
     results = _results(type_.results, executable, devices)
     memory = served.memory.reserve([code_bytes(executable)])
     donated = ifrt.donated_operands(executable)

@@ -132,11 +132,13 @@ class LimitedProcess:
 
     Args:
       module: the module that it runs, which calls `serve_requests`.
+      on_line: called with each line that it writes to standard error.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, on_line: Callable[[str], object] = lambda line: None) -> None:
         # -P keeps the working directory off the path of modules: files there may be untrusted.
         self._command = [sys.executable, "-P", "-m", module, str(os.getpid())]
+        self._on_line = on_line
         self._calling = threading.Lock()
         self._running: tuple[ChildProcess, socket.socket] | None = None
 
@@ -149,7 +151,11 @@ class LimitedProcess:
         with child_end:
             try:
                 child = ChildProcess(
-                    self._command, stdin=child_end.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+                    self._command,
+                    on_line=self._on_line,
+                    stdin=child_end.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
                 )
             except BaseException:
                 connection.close()

@@ -290,7 +290,11 @@ def _run_actions(
 
 
 def load_one(
-    program: bytes, module: Any, devices: Sequence[jax.Device], options: Any
+    program: bytes,
+    module: Any,
+    devices: Sequence[jax.Device],
+    options: Any,
+    compile_apart: Callable[[], bytes | None] = lambda: None,
 ) -> pjrt.LoadedExecutable:
     """Compiles a module with given options, or loads the code that an earlier process has stored.
 
@@ -301,28 +305,34 @@ def load_one(
       module: StableHLO, as `pjrt.parse` returns it.
       devices: the devices that the options assign.
       options: `CompileOptions`.
+      compile_apart: compiles the module elsewhere, and returns its code; None where this process compiles it.
 
     Raises:
       JaxRuntimeError: XLA rejected it.
     """
     store = code_store.from_environment()
-    if store is None:
-        return pjrt.compile_module(module, devices, options)
     fields = [_FORMAT, pjrt.environment(devices), options.SerializeAsString(), program]
     key = hashlib.sha256(b"\0".join(fields)).hexdigest()
-    code = store.read(key)
-    if code is not None:
+    stored = None if store is None else store.read(key)
+    if store is not None and stored is not None:
         try:
-            return pjrt.deserialize(code, devices, options)
+            return pjrt.deserialize(stored, devices, options)
         except jax.errors.JaxRuntimeError:
             store.discard(key)
-    executable = pjrt.compile_module(module, devices, options)
+    code = compile_apart()
+    if code is None:
+        executable = pjrt.compile_module(module, devices, options)
+    else:
+        executable = pjrt.deserialize(code, devices, options)
 
     def write() -> None:
-        if (code := pjrt.serialize(executable)) is not None:
-            store.write(key, code)
+        assert store is not None
+        # An executable that was loaded cannot be serialised again.
+        if (written := code or pjrt.serialize(executable)) is not None:
+            store.write(key, written)
 
-    run_later(write)
+    if store is not None:
+        run_later(write)
     return executable
 
 

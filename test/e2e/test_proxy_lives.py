@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -157,6 +158,58 @@ def test_clients_that_are_killed_in_the_middle_of_transfers(server: ProxyServer)
             client.kill()
         wait_for_end_of_sessions(server)
         assert session.counts == (0, 0, 0, 0)
+
+
+COMPILES = """if True:
+    import jax, jax.numpy as jnp
+    def long(x):
+        for number in range(3000):
+            x = jnp.sin(x * number) + x[::-1]
+        return x
+    print("compiles", flush=True)
+    jax.jit(long)(jnp.ones(64))
+    print("compiled", flush=True)
+    """
+"""Script with a program that XLA compiles for minutes."""
+
+
+def compilers_of(parent: int) -> list[int]:
+    """Returns the processes in which a server compiles."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_child = f"\nPPid:\t{parent}\n" in (folder / "status").read_text()
+            if is_child and "runtime.xla.compile_process" in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+    return found
+
+
+def test_a_client_that_is_killed_while_its_program_compiles(
+    serving: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """No process goes on compiling, and the server serves the next client."""
+    with start_program(tmp_path, COMPILES) as client:
+        wait_until(lambda: bool(compilers_of(serving.pid)))
+        client.kill()
+        wait_until(lambda: not compilers_of(serving.pid))
+        assert client.communicate()[0] == "compiles\n"
+    with start_program(tmp_path, "import jax; print(jax.jit(lambda x: x + 1)(1.0))") as other:
+        assert other.communicate(timeout=120)[0] == "2.0\n"
+
+
+def test_a_program_that_is_killed_while_it_compiles_ends_the_tool() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "--", sys.executable, "-c", f"import os\nprint(os.getpid())\n{COMPILES}"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as tool:
+        assert tool.stdout is not None
+        program = int(tool.stdout.readline())
+        wait_until(lambda: bool(compilers_of(tool.pid)))
+        (compiler,) = compilers_of(tool.pid)
+        os.kill(program, signal.SIGKILL)
+        assert tool.wait(timeout=60) == 128 + signal.SIGKILL
+    wait_until(lambda: not Path(f"/proc/{compiler}").exists())
 
 
 def test_threads_of_one_client(server: ProxyServer) -> None:

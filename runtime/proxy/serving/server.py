@@ -88,6 +88,7 @@ class ProxyServer:
         for connection in connections:
             connection.close()
         self.served.reader.close()
+        self.served.compilers.close()
         self.registry.stalls.close()
 
     def lose_slice(self, index: int) -> None:

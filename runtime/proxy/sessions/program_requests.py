@@ -23,7 +23,7 @@ def _compile(state: SessionState, body: Any, response: Any) -> DeferredReply:
 
     def compile_() -> None:
         program = programs.compile_program(
-            state.served, body.program, body.compile_options, state.watch_compile
+            state.served, body.program, body.compile_options, state.watch_compile, state.compilations
         )
         handles = state.add_program(program)
         if handles is None:

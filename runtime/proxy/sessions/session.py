@@ -150,7 +150,7 @@ class ProxySession:
         self.state.close()
 
     def interrupt(self) -> None:
-        """Wakes requests that wait for host buffers or files, with an error."""
+        """Wakes requests that wait for host buffers, files or long compilations, with an error."""
         self.state.interrupt()
 
     def _reply_later(self, deferred: DeferredReply, response: Any) -> None:

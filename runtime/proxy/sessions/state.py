@@ -19,6 +19,7 @@ from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.memory_account import Allocation
+from pathways.runtime.xla.compile_process import Cancellation
 
 FIRST_SERVER_HANDLE = 1 << 62
 """First of the handles that the server chooses; clients count from 1."""
@@ -47,6 +48,7 @@ class SessionState:
       programs: the compiled programs.
       futures: the arrays and jobs that each future waits for.
       host_buffers: the host buffers that the client has stored, or will fetch.
+      compilations: ends the compilations of long programs.
       is_closed: whether the session has ended.
     """
 
@@ -64,6 +66,7 @@ class SessionState:
         self.programs: dict[int, Program] = {}
         self.futures: dict[int, Sequence[ProxyArray | FileJob]] = {}
         self.host_buffers = HostBuffers(max_bytes(), self._watch_host_buffer)
+        self.compilations = Cancellation()
         self.is_closed = False
         self._watch = watch
         self._slices = served.slice_states
@@ -89,8 +92,9 @@ class SessionState:
         self.futures.clear()
 
     def interrupt(self) -> None:
-        """Wakes requests that wait for host buffers or files, with an error."""
+        """Wakes requests that wait for host buffers, files or long compilations, with an error."""
         self.host_buffers.close()
+        self.compilations.request()
         for job in self._file_jobs:
             job.cancel()
 
