@@ -21,7 +21,7 @@ from pathways.runtime.resources.child_process import LimitedProcess, NoReplyErro
 from pathways.runtime.xla import code_store, ifrt, pjrt
 
 MIN_OPERATIONS = 3000
-"""Number of operations from which on a program compiles in a separate process: XLA takes 4 to 9 seconds."""
+"""Number of operations from which on a program compiles in a separate process: XLA takes seconds."""
 
 _MAX_IDLE = 1
 """Number of idle processes that are kept for further programs; each has a quarter of a gigabyte."""
