@@ -256,10 +256,13 @@ class _MicrobatchLoop:
         return jax.tree_util.tree_map_with_path(check, batch)
 
     def _check_alike(self, batch: dict[int, Any]) -> None:
-        """Checks that all arrays of a batch have as many rows."""
+        """Checks that all arrays of a batch have as many rows, apart from keys, of which each microbatch has
+        any number."""
         first: dict[int, str] = {}
         for number, argument in batch.items():
             for path, array in jax.tree_util.tree_leaves_with_path(argument):
+                if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+                    continue
                 first.setdefault(array.shape[0], f"argument {number}{name_of(path)} of shape {array.shape}")
         if len(first) > 1:
             one, other, *_ = first.values()

@@ -187,13 +187,13 @@ def load(
     _finish_before_exit()
     stalls.monitor.start()
     # Checked before XLA compiles, too, which may take minutes.
-    memory.check_fits(plan, bindings, None)
+    memory.check_fits(plan, bindings, None, _count_here)
     requests = _requests(plan, bindings, callbacks, code or {})
     loaded = load_all(list(itertools.chain(*requests.values())), progress, plan.name)
     remaining = iter([computation.executable for computation in loaded])
     executables = {pair: tuple(itertools.islice(remaining, len(group))) for pair, group in requests.items()}
     first = {pair: on_devices[0] for pair, on_devices in executables.items()}
-    memory.check_fits(plan, bindings, stats_of(first))
+    memory.check_fits(plan, bindings, stats_of(first), _count_here)
     meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
     if result_avals is None:
         result_avals = [aval_of(result.type) for result in plan.results]
@@ -216,6 +216,11 @@ def load(
         target,
         {name: len(mesh.local_devices) for name, mesh in meshes.items()},
     )
+
+
+def _count_here(binding: Binding) -> int:
+    """Returns the number of devices of a slice that are of this process."""
+    return sum(map(is_here, devices_of(binding)))
 
 
 def _requests(

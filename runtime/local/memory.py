@@ -6,12 +6,11 @@ import contextlib
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pathways.passes.schedule.memory.live_bytes import LiveBytes
-from pathways.runtime.local.devices import devices_of, is_here
 from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send, Slot
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
@@ -247,7 +246,12 @@ def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None) -> None:
+def check_fits(
+    plan: Plan,
+    bindings: Mapping[str, Binding],
+    stats: Stats | None,
+    count_here: Callable[[Binding], int] = lambda binding: len(binding.devices),
+) -> None:
     """Checks that the devices of a program have the memory that one call of it uses.
 
     Other arrays on the devices are unknown here, and do not count. The CPU devices of this process share the
@@ -258,11 +262,13 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None)
       bindings: the devices of its slices.
       stats: XLA's analysis of its computations; None before they are compiled, when temporaries do not count
         yet.
+      count_here: returns the number of devices of a slice that are of this process; by default all of them.
 
     Raises:
       ResourceError: they have less; the message names the slice, and lists the memory of all slices.
     """
-    _check_machine(plan, bindings, stats)
+    cpus = {name: binding for name, binding in bindings.items() if binding.devices[0].platform == "cpu"}
+    _check_machine(plan, stats, {name: count_here(binding) for name, binding in cpus.items()})
     if all(binding.device_memory is None for binding in bindings.values()):
         return
     groups = _sharing(bindings)
@@ -278,17 +284,12 @@ def check_fits(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None)
             )
 
 
-def _check_machine(plan: Plan, bindings: Mapping[str, Binding], stats: Stats | None) -> None:
+def _check_machine(plan: Plan, stats: Stats | None, counts: Mapping[str, int]) -> None:
     """Checks that all CPU devices of this process together need no more memory than its machine has.
 
     Raises:
       ResourceError: they need more.
     """
-    counts = {
-        name: sum(map(is_here, devices_of(binding)))
-        for name, binding in bindings.items()
-        if binding.devices[0].platform == "cpu"
-    }
     limit, owner = machine_memory()
     # Most programs are far below the limit.
     if _bytes_of_all_slots(plan, stats or {}, counts) <= limit:

@@ -74,7 +74,7 @@ def test_donated_arguments_are_deleted(proxied: dict[str, Any]) -> None:
 def test_callbacks_are_refused_by_name(proxied: dict[str, Any]) -> None:
     message = str(proxied["with_callbacks"])
     assert message.startswith(
-        "UNIMPLEMENTED: the program calls 'xla_ffi_python_cpu_callback', which is not among"
+        "UNIMPLEMENTED: the program calls 'xla_ffi_python_cpu_callback' (a callback is Python of the program"
     )
 
 

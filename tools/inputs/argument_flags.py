@@ -19,7 +19,6 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pathways.dialect.plain_data import decode_text
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import read_input
 from pathways.tools.inputs.signatures import SignatureError, parse_named, parse_value
@@ -67,10 +66,13 @@ def _read_file(path: str) -> tuple[list[Any], dict[str, Any]]:
     """Returns positional and named arguments of a file, each as of `signatures.parse_value`."""
     data = read_input(path)
     try:
-        text = decode_text(data)
+        text = data.decode("utf-8-sig")
         document = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start} is {data[error.start]:#04x}"
+        raise UserError(f"{path}: not UTF-8 text: {found}") from None
     except ValueError as error:
         kind = "TOML" if path.endswith(".toml") else "JSON"
         raise UserError(f"{path}: not {kind}: {error}") from None
