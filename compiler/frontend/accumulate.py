@@ -256,8 +256,7 @@ class _MicrobatchLoop:
         return jax.tree_util.tree_map_with_path(check, batch)
 
     def _check_alike(self, batch: dict[int, Any]) -> None:
-        """Checks that all arrays of a batch have as many rows, apart from keys, of which each microbatch has
-        any number."""
+        """Checks that all arrays of a batch have as many rows. A microbatch may have any number of keys."""
         first: dict[int, str] = {}
         for number, argument in batch.items():
             for path, array in jax.tree_util.tree_leaves_with_path(argument):
