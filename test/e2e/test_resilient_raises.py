@@ -230,17 +230,19 @@ def test_resilient_continues_after_ctrl_c_at_random_moments(
     with pw.resilient(lambda state, x: step(state, x), start(), make(), feeds=(step, "x"), every=3) as run:
         while found < STEPS:
             try:
-                interrupt_after(chance.uniform(1e-4, 4e-3))
-                for n, metrics in run.steps(found + 1):
+                try:
+                    interrupt_after(chance.uniform(1e-4, 4e-3))
+                    for n, metrics in run.steps(found + 1):
+                        interrupt_after(0)
+                        # Ctrl-C may come before the body of the loop has noted a step.
+                        assert n >= found
+                        found = n + 1
+                        np.testing.assert_array_equal(metrics["total"], total_of(n))
+                finally:
+                    # Ctrl-C may come here, too.
                     interrupt_after(0)
-                    # Ctrl-C may come before the body of the loop has noted a step.
-                    assert n >= found
-                    found = n + 1
-                    np.testing.assert_array_equal(metrics["total"], total_of(n))
             except KeyboardInterrupt:
                 interrupts += 1
-            finally:
-                interrupt_after(0)
             if interrupts % 8 == 7:
                 # Some steps take longer than the time between interrupts.
                 found += len([*run.steps(found + 1)])
