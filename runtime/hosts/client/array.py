@@ -226,7 +226,9 @@ class Array:
         number = self._controller.take_numbers()
         try:
             self._controller.put(value, location, number)
-            self.add_copy(location, number)
+            # A copy whose finalizer is not set yet would never be freed.
+            with uninterrupted():
+                self.add_copy(location, number)
         except BaseException:
             # Ctrl-C may come between `put` and `add_copy`.
             with uninterrupted():
