@@ -47,7 +47,7 @@ class Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Notes the number of repeated steps that a line reports."""
-        if found := re.search(r"going on from version \d+ in memory, (a|\d+) steps? ", record.getMessage()):
+        if found := re.search(r"resuming from version \d+ in memory, (a|\d+) steps? ", record.getMessage()):
             self.again.append(1 if found[1] == "a" else int(found[1]))
             self._has_resumed = True
 

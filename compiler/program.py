@@ -268,7 +268,7 @@ class Program[**P, R](ProcessBound):
             warn(f"program '{self.name}': {reason}")
 
     def _keep(self, executable: ProgramExecutable) -> None:
-        """Caches an executable, and drops those of devices that were disconnected.
+        """Caches an executable, and drops executables of devices that were disconnected.
 
         Under `jax.disable_jit` each call runs the user's Python, so that no other call may use it.
         """

@@ -20,7 +20,7 @@ _PLAIN = (str, int, float, bool)
 
 
 def module_for_hosts(program: Scheduled) -> bytes:
-    """Returns the module of a program, in which each call of `jax.debug.print` says what it prints.
+    """Returns the module of a program, with the format of each call of `jax.debug.print` as its attribute.
 
     Raises:
       ProgramError: it calls other Python, which hosts cannot.
@@ -56,7 +56,7 @@ def _config(op: ir.OpView) -> ir.Attribute:
 
 
 def _described(callback: Any) -> dict[str, Any] | None:
-    """Returns what a host callback prints, as JSON; None if it does something else."""
+    """Returns the format of a host callback that prints, as JSON; None for other callbacks."""
     printed = jax_internals.printed_by(callback)
     if printed is None or not is_readable(printed["text"]):
         return None

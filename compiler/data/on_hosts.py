@@ -284,7 +284,7 @@ def on_hosts(
       A function of arrays and other named arguments; the result of a call has `result()`.
 
     Raises:
-      TypeError: the function is no function of a module: put it into one. Or an argument is no JSON value.
+      TypeError: the function is not in a module: put it into one. Or an argument is not a JSON value.
       ValueError: a string is no import path.
 
     Example:

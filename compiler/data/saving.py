@@ -60,7 +60,7 @@ class Saving:
         """Waits until the checkpoint is written.
 
         Raises:
-          OSError: it cannot be written; there is no checkpoint of this step then.
+          OSError: the checkpoint cannot be written, and does not exist.
         """
         self.is_reported = True
         try:

@@ -163,7 +163,7 @@ def _lower_device_put(ctx: Any, *operands: Any, devices: Any, **_: Any) -> list[
         if is_moved or (place is not None and kind_of_space(wanted) is not None):
             kind = core.mem_space_to_kind(wanted.memory_space)
             operand = mlir.wrap_with_memory_kind(ctx.module_context, operand, kind, wanted)
-            # Passes neither drop nor merge what has effects; XLA gets the attribute back.
+            # Passes neither drop nor merge operations with effects; XLA gets the attribute back.
             operand.owner.attributes["has_side_effect"] = ir.BoolAttr.get(False)
         moved.append(operand)
     return moved
@@ -701,7 +701,7 @@ def register_rules() -> None:
 
 
 def printed_by(callback: Any) -> dict[str, Any] | None:
-    """Returns what a host callback of `jax.debug.print` prints; None for other callbacks."""
+    """Returns the format of a host callback of `jax.debug.print`; None for other callbacks."""
     inner = _enclosed(_enclosed(callback, "callback"), "callback")
     printer = _enclosed(inner, "callback")
     if not isinstance(printer, functools.partial) or printer.func is not getattr(

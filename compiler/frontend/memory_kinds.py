@@ -24,7 +24,7 @@ from pathways.runtime.local.devices import cluster, memory_kinds
 
 def kind_of(leaf: Any) -> str | None:
     """Returns the memory kind of an array or of its type; None for the default memory of devices."""
-    # Arrays on hosts without a location have no sharding, nor has anything else that is no array.
+    # Arrays on hosts without a location, and values that are not arrays, have no sharding.
     sharding = getattr(leaf, "sharding", None)
     kind = getattr(sharding, "memory_kind", None)
     if kind is None:

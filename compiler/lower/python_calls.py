@@ -13,7 +13,7 @@ _NAMES = {
     "io_callback": "jax.experimental.io_callback",
     "pure_callback": "jax.pure_callback",
 }
-"""Names in JAX by those of its primitives."""
+"""Names of JAX's functions, by the names of its primitives."""
 
 
 def python_call_of(module: ir.Module, computation: str) -> str:

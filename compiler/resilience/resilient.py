@@ -351,7 +351,7 @@ class ResilientRun:
             if not self._is_of_loss(error):
                 self._failure = error
             return
-        # Until here, whatever is raised, the next try begins with the same batch, see `_mend_state`.
+        # After any error up to here the next try starts with the same batch, see `_mend_state`.
         with uninterrupted():
             self._state, self._is_begun, self._before = state, False, None
             self._metrics.add(self.step, leaves, tree)
@@ -519,7 +519,7 @@ class ResilientRun:
                 self._abandoned = shortened(why)
                 if self._core_of_open_run().losses == 0 and self._disk_error is not None:
                     raise ValueError(
-                        f"pw.resilient: {self._abandoned}; pass another folder as disk= to begin anew"
+                        f"pw.resilient: {self._abandoned}; pass another folder as disk= to start anew"
                     ) from self._disk_error
                 raise lost(f"pw.resilient: {self._abandoned}").error()
 
@@ -577,7 +577,7 @@ class ResilientRun:
                 # The folder is another one than the user thinks.
                 raise
             if isinstance(error, HostError) and self._store.awaits_loss(error):
-                # An event says what is lost, after which there is another order to restore.
+                # An event names the lost islands, and another order to restore follows it.
                 return
             self._disk_error = error
             why = f"{where}: {type(error).__name__}: {shortened(str(error))}"
@@ -625,7 +625,7 @@ class ResilientRun:
         committed = None if self._core is None else self._core.table.committed
         if committed is None or not self._store.outlives:
             return text
-        return f"{text}; {committed.key} is in memory of the hosts: the same call goes on from it"
+        return f"{text}; {committed.key} is in memory of the hosts: the same call resumes from it"
 
     def _save_committed(self) -> tuple[str, bool]:
         """Saves the last committed version to disk.
@@ -648,12 +648,12 @@ class ResilientRun:
         except Exception as error:
             why = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
             if step >= 0 and self._store.outlives:
-                return f"{stopped}; version {step} is in memory: the same call goes on from it ({why})", True
+                return f"{stopped}; version {step} is in memory: the same call resumes from it ({why})", True
             # Such as an island that is lost, or has left, and is not back.
             stopped += f"; saving has failed ({why})"
         if latest < 0:
             return f"{stopped}, before a version was saved", False
-        return f"{stopped}; version {latest} is in {self._disk.folder}: the same call goes on from it", False
+        return f"{stopped}; version {latest} is in {self._disk.folder}: the same call resumes from it", False
 
     def _close(self, *, keeps: bool) -> None:
         try:
@@ -770,7 +770,7 @@ def resilient(
             "pw.resilient: a compiled program is bound to workers, which may be lost; pass the program "
             "itself, which is compiled again for new workers"
         )
-    # Now: the caller may go on using its arrays.
+    # Now: the caller may change its arrays after this call.
     state = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, state)
     store = LocalSnapshotStore() if hosts is None else HostStore(hosts)
     policy = RecoveryPolicy(

@@ -55,7 +55,7 @@ def checked_folder(folder: Any) -> str | None:
     """Returns the folder that `disk` says.
 
     Raises:
-      TypeError: it is no path.
+      TypeError: it is not a path.
       ValueError: it is empty, or has a name that no file system accepts.
     """
     if folder is None:

@@ -50,7 +50,7 @@ class RewindableSource:
       depth: see `pw.prefetch`.
 
     Attributes:
-      positions: the positions before steps, of those that may be run again.
+      positions: the positions before the steps that may be run again.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class RewindableSource:
         """Checks that positions can be written to disk.
 
         Raises:
-          TypeError: they are no JSON.
+          TypeError: they are not JSON.
         """
         position = self.positions[0]
         try:

@@ -73,7 +73,7 @@ class StepMetrics:
         """
         leaves, tree = jax.tree.flatten(metrics)
         if (shared := self._shared.get(tree)) is None:
-            # Programs return arrays of their own, so that leaves which are the state are those of each step.
+            # Programs return new arrays: the same leaves share memory with the state in each step.
             own = {id(leaf) for leaf in jax.tree.leaves(state)}
             shared = self._shared[tree] = {n for n, leaf in enumerate(leaves) if id(leaf) in own}
         for n, leaf in enumerate(leaves):

@@ -36,7 +36,7 @@ def parse_module(data: bytes, context: ir.Context, *, is_artifact: bool = False)
             if not is_artifact:
                 return ir.Module.parse(data)
             module = stablehlo.deserialize_portable_artifact(context, data)
-            # XLA reads the attributes of shardings, too, but takes them for those of a stale export. The pass
+            # XLA reads the attributes of shardings, too, but as attributes of a stale export. The pass
             # removes shardings of GSPMD, the only ones of a function that was exported without Shardy.
             if any(name in data for name in _OF_SHARDY):
                 run_mlir_passes("xla-sdy-round-trip-import-shardy-attrs", module)

@@ -98,7 +98,7 @@ class _ComputedKinds:
         self._known: dict[tuple[str, Kinds], Kinds] = {}
 
     def of_function(self, name: str, operands: Kinds) -> Kinds:
-        """Returns the memory kinds of the results of a function, for those of its arguments."""
+        """Returns the memory kinds of the results of a function, given the kinds of its arguments."""
         # Other kinds than that of `jax.memory.Space.Host` are in no type of JAX: nothing inherits them.
         operands = tuple(kind if kind == HOST_MEMORY else None for kind in operands)
         key = name, operands

@@ -126,7 +126,7 @@ class Diagnostics:
         try:
             return self._add(_copy(diagnostic))
         except BaseException as error:
-            # MLIR prints what a handler raises, such as a KeyboardInterrupt, and continues.
+            # MLIR prints an exception of a handler, such as a KeyboardInterrupt, and continues.
             self._raised.append(error)
             return True
 

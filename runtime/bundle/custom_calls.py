@@ -1,4 +1,4 @@
-"""Custom calls of JAX that untrusted computations may make, and those that are refused, with the reason.
+"""Custom calls of JAX that untrusted computations may make, and the refused ones, with the reason.
 
 The lists are reviewed for each supported release of JAX: a test fails for a call that jaxlib registers or
 that JAX lowers to, and that no list has. An accepted call runs no code of the program and reads no pointer of
@@ -56,7 +56,7 @@ BUNDLE_CALLS = frozenset(
     + ["xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"]
     + ["local_xla.sdy.GlobalToLocalShape", "local_xla.sdy.LocalToGlobalShape"]
 )
-"""The custom calls that untrusted bundles may make: those that `jax.numpy` and `jax.lax` lower to."""
+"""The custom calls that untrusted bundles may make: `jax.numpy` and `jax.lax` lower to them."""
 
 _SPARSE = "cpu_csr_sparse_dense_ffi"
 _RAGGED = "ragged_all_to_all"

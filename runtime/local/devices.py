@@ -113,7 +113,7 @@ def devices_of(binding: Binding) -> tuple[jax.Device, ...]:
 def memory_kinds() -> tuple[str, ...]:
     """Returns the kinds of memory that each device of the cluster has, as JAX names them.
 
-    Devices of hosts have those of their platform in this process, if it has any, else those of JAX's types.
+    Devices of hosts have the kinds of their platform in this process, if any, else the kinds of JAX's types.
     """
     handles = [
         _handles[key] for device in cluster().devices if (key := (device.platform, device.id)) in _handles

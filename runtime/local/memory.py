@@ -25,9 +25,9 @@ Stats = Mapping[tuple[str, str], Any]
 class SliceMemory:
     """Memory that one call of a program uses on a slice, in bytes over all its devices together.
 
-    The devices of a slice use equal amounts. The names are those of `jax.stages.Compiled.memory_analysis()`:
-    what begins with `host_` is memory of the host that devices use, such as `pinned_host`, and all else the
-    default memory of the devices.
+    The devices of a slice use equal amounts. Names are as in `jax.stages.Compiled.memory_analysis()`: fields
+    that start with `host_` count memory of the host that devices use, such as `pinned_host`, and all others
+    the default memory of the devices.
 
     Attributes:
       devices: the number of devices.
@@ -182,7 +182,7 @@ def _of_calls(
     analyses: Mapping[str, MemoryAnalysis],
     prefix: str,
 ) -> dict[str, dict[str, int]]:
-    """Returns, for each slice, the fields of one of its memories: those whose names have the prefix."""
+    """Returns, for each slice, the fields of one of its memories, whose names have the prefix."""
     on_host = bool(prefix)
     sizes: dict[int, dict[str, int]] = {}
     constants: dict[str, dict[str, int]] = {}
@@ -378,7 +378,7 @@ def _peaks(
       plan: the program.
       stats: XLA's analysis of computations on slices, for the temporaries of their launches.
       groups: names of slices.
-      on_host: whether to count what is in memory of the host instead of that in the default memory.
+      on_host: whether to count memory of the host instead of the default memory.
       counts: the number of devices of each slice whose bytes add up, in memories of both kinds; by default
         one. Then arguments count once, since copies of one on CPU devices may share their memory.
     """

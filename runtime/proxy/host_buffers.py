@@ -179,7 +179,7 @@ class Arrival(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> bool:
-        """Allocates the memory of the buffer and reads it; returns False if there is no memory."""
+        """Allocates the memory of the buffer and reads it; returns False if no memory is free."""
 
     @abc.abstractmethod
     def discard(self) -> None:
@@ -222,7 +222,7 @@ class HostBuffers:
                 arrival.discard()
                 return
             if self._max_bytes is not None and arrival.size > self._max_bytes:
-                limit = f"those of a session may have {self._max_bytes}"
+                limit = f"a session may have buffers of up to {self._max_bytes}"
                 self._reject(handle, arrival, f"a host buffer of {arrival.size} bytes is too large: {limit}")
                 return
             self._arrivals[handle] = arrival

@@ -660,7 +660,7 @@ class ResilienceCore:
         count = "a step is" if again == 1 else f"{again} steps are"
         causes = "".join(f"{cause}; " for cause in self._causes)
         self._causes.clear()
-        text = f"{causes}going on from version {step} in {where}, {count} run again"
+        text = f"{causes}resuming from version {step} in {where}, {count} run again"
         every = len(self._topology.replicas)
         if every > 1:
             text += f", with {len(replicas)} of {every} replicas"
@@ -769,7 +769,7 @@ class ResilienceCore:
             text, advice = f"of {version.key}, no host has {missing} any more", ""
         if self._policy.disk_every is None:
             more = "" if advice else " when so many islands are lost at once"
-            return f"{text}; {advice}pass disk= to go on from a folder{more}"
+            return f"{text}; {advice}pass disk= to resume from a folder{more}"
         why = "" if self._disk_problem is None else f" ({self._disk_problem})"
         return f"{text}, and none of its versions is on disk{why}; run again"
 

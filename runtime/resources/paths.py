@@ -1,4 +1,4 @@
-"""Paths of users, made absolute when they are given: a later os.chdir does not move what is written there."""
+"""Paths of users, made absolute when they are given: a later os.chdir does not move the written files."""
 
 from __future__ import annotations
 

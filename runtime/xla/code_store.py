@@ -146,14 +146,14 @@ def from_environment(environment: MutableMapping[str, str] = os.environ) -> Code
     """
     limit = _size(environment.get("PW_CACHE_LIMIT") or _DEFAULT_LIMIT)
     folder = path_in_environment("PW_CACHE_DIR", environment)
-    if folder == "" or is_dumping(environment):  # A dump shows what is compiled.
+    if folder == "" or is_dumping(environment):  # A dump shows each compilation.
         return None
     root = Path(folder) if folder is not None else _user_cache(environment)
     return CodeStore(root / "executables", limit) if root is not None else None
 
 
 def is_dumping(environment: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether XLA writes what it compiles to files, whose names are unique in a process only."""
+    """Returns whether XLA writes its modules to files, whose names are unique in a process only."""
     return "--xla_dump_to" in environment.get("XLA_FLAGS", "")
 
 

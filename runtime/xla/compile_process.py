@@ -61,7 +61,7 @@ class Cancellation:
         self.is_requested = False
 
     def request(self) -> None:
-        """Kills the processes that compile, and those that start to."""
+        """Kills the processes that compile, and the starting ones."""
         with self._lock:
             self.is_requested = True
             for process in self._processes:

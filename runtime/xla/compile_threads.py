@@ -137,7 +137,7 @@ def in_threads[K, T](tasks: Iterable[tuple[K, Callable[[], T]]], line: ProgressL
 
 
 def run_later(task: Callable[[], None]) -> None:
-    """Runs a short task in a thread of its own; the process exits after it."""
+    """Runs a short task in its own thread; the process exits after it."""
     lock = threading.Lock()
     lock.acquire()
 

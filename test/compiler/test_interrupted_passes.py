@@ -1,4 +1,4 @@
-"""Interrupts of a compilation stay what they are: MLIR's bindings raise other errors for a callback's."""
+"""Interrupts of a compilation stay KeyboardInterrupt, although MLIR's bindings replace callbacks' errors."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_fewer_replicas_take_no_compile(monkeypatch: pytest.MonkeyPatch, caplog)
 
         train(run, step, act)
     assert not loads
-    switches = [record.message for record in caplog.records if "going on" in record.message]
+    switches = [record.message for record in caplog.records if "resuming" in record.message]
     assert [message.partition(", with ")[2] for message in switches] == [
         "3 of 4 replicas",
         "4 of 4 replicas",
@@ -430,7 +430,7 @@ def test_fewer_replicas_run_no_step_again_when_an_island_leaves(caplog) -> None:
 
         train(run, step, act)
     assert 3 in step.counts
-    switches = [record.message for record in caplog.records if "going on" in record.message]
+    switches = [record.message for record in caplog.records if "resuming" in record.message]
     assert ["0 steps are run again" in message for message in switches] == [True, True]
 
 

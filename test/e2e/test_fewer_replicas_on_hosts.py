@@ -135,7 +135,7 @@ def test_fewer_replicas_go_on_after_a_kill_on_hosts(own_workers: None, caplog: A
         train(run, act)
         assert hosts_of(run.state) == {0, 1}
     assert step.switches == [2, 1, 2]
-    going_on = [record.message for record in caplog.records if "going on from" in record.message]
+    going_on = [record.message for record in caplog.records if "resuming from" in record.message]
     assert going_on[0].startswith(
         "pw.resilient: island1 is lost (its process has ended (killed by signal 9)); "
     )
@@ -333,7 +333,7 @@ def test_fewer_replicas_on_hosts_go_on_with_another_controller(
     lines = [record.message for record in caplog.records if " in memory" in record.message]
     if minimum == 3:
         assert lines == [
-            f"pw.resilient: going on from version {first} in memory, 0 steps are run again, "
+            f"pw.resilient: resuming from version {first} in memory, 0 steps are run again, "
             "with 4 of 4 replicas"
         ]
     else:

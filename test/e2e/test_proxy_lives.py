@@ -187,7 +187,7 @@ def compilers_of(parent: int) -> list[int]:
 def test_a_client_that_is_killed_while_its_program_compiles(
     serving: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """No process goes on compiling, and the server serves the next client."""
+    """No process continues to compile, and the server serves the next client."""
     with start_program(tmp_path, COMPILES) as client:
         wait_until(lambda: bool(compilers_of(serving.pid)))
         client.kill()

@@ -289,8 +289,8 @@ def test_resilient_training_is_protected_but_for_the_time_of_a_recovery(caplog) 
     assert not run.protected
     assert_equal((metrics, run.state), expected)
     assert [record.message for record in caplog.records if "version" in record.message] == [
-        "pw.resilient: island1 is lost (run.lose); going on from version 3 in memory, 4 steps are run again",
-        "pw.resilient: island1 is lost (run.lose); going on from version 9 in memory, 2 steps are run again",
+        "pw.resilient: island1 is lost (run.lose); resuming from version 3 in memory, 4 steps are run again",
+        "pw.resilient: island1 is lost (run.lose); resuming from version 9 in memory, 2 steps are run again",
     ]
 
 
@@ -356,7 +356,7 @@ def test_resilient_runs_no_step_again_when_an_island_leaves(caplog) -> None:
                 assert run.step == 7
                 assert_equal(jax.device_get(run.state), jax.device_get(run.state))
     assert_equal((metrics, run.state), expected)
-    moved = [record.message for record in caplog.records if "going on" in record.message]
+    moved = [record.message for record in caplog.records if "resuming" in record.message]
     assert len(moved) == 1
     assert moved[0].endswith(", 0 steps are run again")
 
@@ -432,7 +432,7 @@ def test_resilient_training_goes_on_from_disk_after_ctrl_c(tmp_path: Path) -> No
             if n == 7:
                 raise KeyboardInterrupt
     assert caught.value.__notes__ == [
-        f"pw.resilient: stopped after step 8; version 6 is in {tmp_path}/run: the same call goes on from it"
+        f"pw.resilient: stopped after step 8; version 6 is in {tmp_path}/run: the same call resumes from it"
     ]
     with resilient() as run:
         assert run.step == 6

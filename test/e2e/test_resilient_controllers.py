@@ -48,7 +48,7 @@ class LeftRun:
         return [(int(n), float.fromhex(value)) for n, value in lines]
 
     def kill_again(self, *options: str) -> None:
-        """Runs a controller that goes on from it, and kills itself."""
+        """Runs a controller that resumes from it, and kills itself."""
         command = [sys.executable, killed_controller.__file__, str(self.disk), str(self.memory), *options]
         process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         assert process.returncode == -signal.SIGKILL, process.stderr
@@ -103,14 +103,14 @@ def finish(left: LeftRun, first: int) -> None:
 
 def going_on(caplog: pytest.LogCaptureFixture) -> list[str]:
     lines = (record.message for record in caplog.records)
-    return [line for line in lines if "going on from" in line or "is not used" in line]
+    return [line for line in lines if "resuming from" in line or "is not used" in line]
 
 
 def test_resilient_run_goes_on_from_memory_after_its_controller_is_killed(own_workers, left, caplog):
     caplog.set_level("INFO", "pathways")
     connect(left)
     finish(left, 8)
-    assert going_on(caplog) == ["pw.resilient: going on from version 8 in memory, 0 steps are run again"]
+    assert going_on(caplog) == ["pw.resilient: resuming from version 8 in memory, 0 steps are run again"]
 
 
 def test_resilient_run_goes_on_after_two_controllers_are_killed(own_workers, left):
@@ -129,7 +129,7 @@ def test_resilient_run_goes_on_from_a_committed_version_alone(own_workers, tmp_p
     assert versions == ["4", "8"]
     connect(left)
     finish(left, 4)
-    assert going_on(caplog) == ["pw.resilient: going on from version 4 in memory, 0 steps are run again"]
+    assert going_on(caplog) == ["pw.resilient: resuming from version 4 in memory, 0 steps are run again"]
 
 
 def test_resilient_run_goes_on_from_the_memory_of_the_other_island(own_workers, left):
@@ -191,7 +191,7 @@ def test_resilient_run_goes_on_from_disk_if_memory_is_not_whole(own_workers, lef
     connect(left)
     finish(left, 4)
     *not_used, last = going_on(caplog)
-    assert last == "pw.resilient: going on from version 4 in disk, 0 steps are run again"
+    assert last == "pw.resilient: resuming from version 4 in disk, 0 steps are run again"
     assert len(not_used) == (why is not None)
     assert all(line.startswith(f"pw.resilient: {why}") for line in not_used)
 
@@ -203,7 +203,7 @@ def test_resilient_run_goes_on_from_disk_on_another_cluster(own_workers, left, c
     assert going_on(caplog) == [
         "pw.resilient: version 8 in memory is not used: this cluster has not the devices of "
         "state['params'][1] on island1",
-        "pw.resilient: going on from version 4 in disk, 0 steps are run again",
+        "pw.resilient: resuming from version 4 in disk, 0 steps are run again",
     ]
 
 
@@ -258,7 +258,7 @@ def test_resilient_run_that_cannot_be_saved_stays_in_memory(own_workers, left, m
                 monkeypatch.setattr(run._disk, "save", refuse)
                 raise KeyboardInterrupt
     assert stopped.value.__notes__ == [
-        "pw.resilient: stopped after step 12; version 12 is in memory: the same call goes on from it "
+        "pw.resilient: stopped after step 12; version 12 is in memory: the same call resumes from it "
         "(OSError: no space)"
     ]
     finish(left, 12)

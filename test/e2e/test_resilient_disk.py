@@ -1,4 +1,4 @@
-"""Versions of `pw.resilient` on disk: what is in them, and how a run continues from damaged or other ones."""
+"""Versions of `pw.resilient` on disk: their contents, and runs that resume from damaged or other ones."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ POSITIONS = {
     "dict": lambda n: {"i": n},
     "bytes": lambda n: str(n).encode(),
     "text": str,
-    "bytes that are no JSON": lambda n: b"0%d" % n,
+    "bytes other than JSON": lambda n: b"0%d" % n,
 }
 
 

@@ -83,7 +83,7 @@ def test_resilient_training_runs_no_step_again_when_a_worker_gets_sigterm(own_wo
     assert line == (
         f"pw.resilient: island1 leaves; version {number} was saved at its boundary, 0 steps are run again"
     )
-    assert f"pw.resilient: going on from version {number} in memory, 0 steps are run again" in caplog.messages
+    assert f"pw.resilient: resuming from version {number} in memory, 0 steps are run again" in caplog.messages
     assert any("its island goes on for up to 20 seconds while training moves" in m for m in caplog.messages)
 
 
@@ -211,7 +211,7 @@ def test_resilient_training_goes_on_from_memory_after_ctrl_c_while_an_island_is_
             if n == 9:
                 stop_while_away()
     (note,) = caught.value.__notes__
-    found = re.search(r"version (\d+) is in memory: the same call goes on from it \(HostLostError: ", note)
+    found = re.search(r"version (\d+) is in memory: the same call resumes from it \(HostLostError: ", note)
     assert found is not None, note
     first = int(found[1])
     assert first > 4

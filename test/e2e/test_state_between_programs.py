@@ -179,7 +179,7 @@ def test_state_that_two_slices_read_stays_at_home() -> None:
     *state, batch = compiled.place(*arguments)
     homes = [x.devices() for x in jax.tree.leaves(state)]
     assert [x.devices() for x in jax.tree.leaves(compiled(*state, batch))] == homes
-    # Its buffers are those of the results.
+    # The results have its buffers.
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
 
 

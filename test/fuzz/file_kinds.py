@@ -54,7 +54,8 @@ class FileKind:
       input: the tool and the flag or argument that names the file, as in `pw-viz --trace`.
       seed: the name of the valid file.
       mutation: its mutations.
-      run: reads a mutated file.
+      run: reads a mutated file in this process.
+      command: the command that reads it, with `SEED`; none for a part of a tool.
       is_trusted_to_mlir: whether MLIR's C++ may crash on it, which the parent of a tool reports in one line.
       runs_code: whether it is Python of the user, whose errors are quoted.
     """
@@ -63,6 +64,7 @@ class FileKind:
     seed: str
     mutation: Mutation
     run: Run
+    command: str = ""
     is_trusted_to_mlir: bool = False
     runs_code: bool = False
 
@@ -72,17 +74,21 @@ class FileKind:
         return f"{self.input} {self.seed}"
 
 
-def _command(text: str) -> Run:
-    tool, *words = text.split()
+def words_of(command: str, path: str) -> list[str]:
+    """Returns the words of a command that reads a file."""
+    return [word.replace(SEED, path) for word in command.split()]
 
+
+def _run_of(command: str) -> Run:
     def run(path: str) -> int:
-        return int(_TOOLS[tool].main([word.replace(SEED, path) for word in words]))
+        tool, *words = words_of(command, path)
+        return int(_TOOLS[tool].main(words))
 
     return run
 
 
 def _of_tool(tool: str, work: Callable[[str], object]) -> Run:
-    """Returns a run of what a tool does first with a file, where the rest starts processes."""
+    """Returns a run of the first part of a tool, where the rest starts processes."""
 
     def run(path: str) -> int:
         try:
@@ -106,7 +112,9 @@ def _edit(path: str) -> None:
 
 
 def _kind(input: str, seed: str, mutation: Mutation, run: Run | str, **flags: bool) -> FileKind:
-    return FileKind(input, seed, mutation, _command(run) if isinstance(run, str) else run, **flags)
+    if isinstance(run, str):
+        return FileKind(input, seed, mutation, _run_of(run), run, **flags)
+    return FileKind(input, seed, mutation, run, **flags)
 
 
 _C, _P = {"is_trusted_to_mlir": True}, {"runs_code": True}
@@ -246,8 +254,8 @@ def write_seeds(folder: Path) -> None:
             "pw-opt two.mlir --emit-bytecode -o two.mlirbc",
             "pw-sim two.mlir --trace trace.json",
         ):
-            assert _command(command)("") == 0, command
-        _command("pw-opt two.mlir --pw-schedule --mlir-pass-pipeline-crash-reproducer crash.mlir")("")
+            assert _run_of(command)("") == 0, command
+        _run_of("pw-opt two.mlir --pw-schedule --mlir-pass-pipeline-crash-reproducer crash.mlir")("")
         arguments = {leaf.name: leaf.buffer for leaf in read("two.pwb").manifest.arguments}
         arrays = {name: np.zeros(type_.shape, type_.dtype) for name, type_ in arguments.items()}
         write_arrays("in.npz", arrays)

@@ -6,15 +6,14 @@
 `--count` is the number of mutants of each kind of file in `file_kinds.py`; mutant number n of a seed is
 always the same, for the same sources. Mutants run in batches, each in a child process. A failure is a
 traceback, a crash, a hang, an exit code that is neither 0 nor 1, an error without a message, or one in
-Python's words, such as `KeyError: 'x'`. Crashes of MLIR count only for files that it does not read itself.
-The exit code is 1 after a failure.
+Python's words, such as `KeyError: 'x'`. If a file that MLIR reads itself crashes the child, the tool reads it
+again as users run it. The exit code is 1 after a failure.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -22,6 +21,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +33,7 @@ from pathlib import Path
 os.environ |= {"JAX_PLATFORMS": "cpu", "PW_CACHE_DIR": ""}
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from file_kinds import KINDS, FileKind, write_seeds
+from file_kinds import KINDS, FileKind, words_of, write_seeds
 from flags import parser_of
 from forked import Ending, run_all, run_batches
 
@@ -49,7 +49,7 @@ MEMORY = 24 << 30
 """Limit of address space in bytes: XLA reserves more than it uses."""
 
 GOOD = ("ok", "refused", "unmade")
-"""Verdicts that are no failures; the last is on a mutation that crashed MLIR."""
+"""Verdicts other than failures; the last is on a mutation that crashed MLIR."""
 
 Note = Callable[[str], None]
 _MAKING, _OUTPUT = "making", "output"
@@ -95,24 +95,37 @@ def fuzz(
     for ending, done, killer in run_batches(numbers, BATCH, jobs, SECONDS, MEMORY, work):
         verdicts.update(done.values())
         if killer is not None:
-            # A stack is in the output of the tool.
-            output = (ending.folder / _OUTPUT).read_text(errors="replace")
-            verdict = _verdict_of(dataclasses.replace(ending, stderr=output), kind)
+            # A stack is in the output of the tool, unless the first mutation crashed.
+            log = ending.folder / _OUTPUT
+            output = log.read_text(errors="replace") if log.exists() else ending.stderr
+            path = Path(str(killer), kind.seed)
+            verdict = _verdict_of(ending, kind, path)
             verdicts[verdict] += 1
-            path = ending.folder / str(killer) / kind.seed
             if verdict not in GOOD:
-                _keep(kind, killer, path.read_bytes(), verdict, output, keep)
+                _keep(kind, killer, (ending.folder / path).read_bytes(), verdict, output, keep)
     return verdicts
 
 
-def _verdict_of(ending: Ending, kind: FileKind) -> str:
+def _verdict_of(ending: Ending, kind: FileKind, path: Path) -> str:
     """Returns the verdict on a mutant that ended its process."""
     if ending.note == _MAKING:
         return "unmade"
-    frames = ending.frames()[:3]
-    if kind.is_trusted_to_mlir and any("jaxlib" in file or "parse" in name for file, _, name in frames):
-        return "refused"
-    return "hang" if ending.late else f"crash {ending.signal}"
+    if not kind.is_trusted_to_mlir:
+        return "hang" if ending.late else f"crash {ending.signal}"
+    # The tool itself has a parent that reports crashes, and examines bundles in a separate process.
+    return _verdict_of_process(kind, path, ending.folder) if kind.command else "refused"
+
+
+def _verdict_of_process(kind: FileKind, path: Path, folder: Path) -> str:
+    """Returns the verdict on a mutant that the tool reads in separate processes, as users run it."""
+    tool, *words = words_of(kind.command, str(path))
+    command = [Path(sys.executable).with_name(tool), *words]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=6 * SECONDS)
+    except subprocess.TimeoutExpired:
+        return "hang"
+    text = (done.stdout + done.stderr).decode(errors="replace")
+    return verdict_of(done.returncode, text, kind.runs_code)
 
 
 def _keep(kind: FileKind, number: int, data: bytes, verdict: str, output: str, folder: Path) -> None:
@@ -126,7 +139,7 @@ def _keep(kind: FileKind, number: int, data: bytes, verdict: str, output: str, f
 def _run_batch(
     kind: FileKind, seed: int, seeds: Path, keep: Path, numbers: list[int], folder: Path, note: Note
 ) -> None:
-    # The examination of a bundle in a process of its own takes seconds.
+    # The examination of a bundle in a separate process takes seconds.
     loaded.rehearse_apart = lambda bundle, devices: None
     shutil.copytree(seeds, folder, dirs_exist_ok=True)
     os.chdir(folder)

@@ -1,4 +1,4 @@
-"""Names of the custom calls of an installed JAX: those that jaxlib registers, and those that JAX lowers to.
+"""Names of the custom calls of an installed JAX: jaxlib registers some, and JAX lowers to others.
 
 As a script, prints them as JSON; run by environments of other releases.
 """
@@ -37,14 +37,14 @@ def registered() -> set[str]:
         except ImportError:
             continue
         for module in pkgutil.iter_modules(folder):
-            with contextlib.suppress(ImportError):  # Some libraries are no modules.
+            with contextlib.suppress(ImportError):  # Some libraries are not modules.
                 loaded = importlib.import_module(f"{plugin}.{module.name}")
                 names.update(loaded.registrations() if hasattr(loaded, "registrations") else ())
     return names
 
 
 def lowered_to() -> set[str]:
-    """Returns the names in the source of JAX's rules; `cu` stands for the prefix of any GPU."""
+    """Returns the names in the source of JAX's rules; `cu` represents the prefix of any GPU."""
     names: set[str] = set()
     for path in Path(jax.__file__).parent.rglob("*.py"):
         source = path.read_bytes() if "internal_test_util" not in path.parts else b""

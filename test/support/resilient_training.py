@@ -117,7 +117,7 @@ def train_through_kills(caplog: pytest.LogCaptureFixture) -> None:
         metrics = train(run, losses)
         assert_equal((metrics, jax.device_get(run.state)), expected)
         assert run.status().losses >= 4
-    going_on = [record.message for record in caplog.records if "going on from version" in record.message]
+    going_on = [record.message for record in caplog.records if "resuming from version" in record.message]
     assert going_on[0].startswith(
         "pw.resilient: island1 is lost (its process has ended (killed by signal 9)); "
     )

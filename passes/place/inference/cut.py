@@ -31,7 +31,7 @@ class DisjointSets:
         return n
 
     def join(self, first: int, second: int) -> None:
-        """Makes one set of those of two numbers, known by the second's representative."""
+        """Joins the sets of two numbers; the second's representative represents both."""
         self._parent[self.find(first)] = self.find(second)
 
 

@@ -77,7 +77,7 @@ def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> H
 def _join_updated(
     problem: PlacementProblem, sets: DisjointSets, node: Mapping[ir.Value, int], fixed: dict[int, int]
 ) -> None:
-    """Joins the nodes of donated arguments and of their updates, as those of a value that a loop carries.
+    """Joins the nodes of donated arguments and of their updates, as for a value that a loop carries.
 
     The caller passes the update in the next call. On another slice it would be moved there first, and its
     buffer could not be the result's. Extends `fixed` to the nodes that represent the joined ones.

@@ -32,7 +32,7 @@ class AssignMemoryKinds(Pass):
 
     1. An argument of `@main` is in the memory that its `mhlo.memory_kind` names, and in the default memory of
        devices without one. Inside of a computation values move to another memory where JAX's custom call
-       `annotate_device_placement` says so; what is computed from a value in `pinned_host` memory is
+       `annotate_device_placement` says so; results that are computed from a value in `pinned_host` memory are
        there, too, as in the types of JAX. A transfer keeps the memory of its operand.
     2. Arguments and results of computations get `mhlo.memory_kind`, transfers `memory_kind`. Computations
        that are launched with arguments in different memories become variants.
@@ -71,8 +71,8 @@ class _Assignment:
         self.returned: dict[ir.Value, Kind] = {}
 
     def run(self) -> None:
-        # A result of the program that is in another memory than its computation says changes what is
-        # computed from it.
+        # A result of the program in another memory than in its computation changes the memory of all values
+        # that are computed from it.
         for _ in range(1 + len(self.program.results)):
             self.kinds = kinds_of_values(self.program, self.returned)
             if not self.settle_results():

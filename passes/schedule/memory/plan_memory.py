@@ -287,7 +287,7 @@ class _Lifetimes:
         return tuple(sorted(aliases))
 
     def buffer_type(self, value: ir.Value, slice: str) -> tuple[ir.Type, Sharding, str | None]:
-        """Returns what a value and another one that gets its buffer have in common."""
+        """Returns the properties that a value shares with any other value that gets its buffer."""
         return value.type, self.layouts.of(value, slice), self.layouts.memory_kind(value)
 
     def is_worth_a_variant(self, value: ir.Value) -> bool:

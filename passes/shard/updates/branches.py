@@ -31,7 +31,7 @@ def move_in_front(op: ir.OpView) -> None:
 
 
 def _sources(op: ir.OpView) -> list[ir.OpView]:
-    """Returns an operation and those that it is computed from in the same conditional, producers first."""
+    """Returns an operation and all its producers in the same conditional, producers first."""
     outermost = _outermost(op)
     order: dict[ir.OpView, None] = {}
     pending = [(op, False)]

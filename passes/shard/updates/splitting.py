@@ -466,7 +466,7 @@ class _Choice:
 
 
 def _remedy(op: ir.OpView) -> str:
-    """Returns what a user may do about an operation that needs all of a value."""
+    """Returns the remedy for an operation that needs all of a value."""
     if partial_dims(op):
         return "it is in a branch, after a loop: move it out of the conditional, or do not use zero1"
     return "make the update elementwise, or do not use zero1"

@@ -63,7 +63,7 @@ class WorkerPool:
           MessageError: there is no such island.
         """
         if not 0 <= number < len(self.gangs):
-            raise MessageError(f"there is no island {number}")
+            raise MessageError(f"island {number} does not exist")
         return self.gangs[number]
 
     def host(self, number: int) -> WorkerHandle:

@@ -17,7 +17,7 @@ from pathways.dialect import nested_ops
 from pathways.runtime.hosts.protocol import plain
 
 PRINT = "pathways.print"
-"""Attribute of a call of Python in a module for hosts: what it prints, as JSON."""
+"""Attribute of a call of Python in a module for hosts: its format, as JSON."""
 
 
 _MAX_CALLS = 1 << 16
@@ -31,7 +31,7 @@ def is_readable(text: str) -> bool:
 
 
 def take_prints(module: ir.Module, host: str) -> list[Callable[..., Any]]:
-    """Removes what the calls of a module print, and returns the functions that print it, by their numbers."""
+    """Removes the formats from the calls of a module, and returns functions that print them, by number."""
     found: dict[int, Callable[..., Any]] = {}
     for op in nested_ops(module.operation):
         if op.operation.name == "stablehlo.custom_call" and PRINT in op.attributes:

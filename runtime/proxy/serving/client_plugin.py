@@ -1,6 +1,6 @@
 """Plugin of JAX for programs behind the proxy: NumPy arrays have the values of the call that reads them.
 
-The client in JAX sends a NumPy array from a thread of its own after the call has returned, without a copy. A
+The client in JAX sends a NumPy array from its own thread after the call has returned, without a copy. A
 program that fills the array again meanwhile would compute with later values. Here small arrays are copied at
 the call, and large ones are sent before it returns. Calls whose arguments are all arrays of JAX stay as fast.
 
@@ -63,7 +63,7 @@ def initialize() -> None:
     except AttributeError as error:
         warnings.warn(
             f"pw-proxy: JAX {jax.__version__} is not supported ({error}): a NumPy array may be changed only "
-            "after block_until_ready() of what was made of it",
+            "after block_until_ready() of the array that was made of it",
             stacklevel=2,
         )
 
@@ -145,7 +145,7 @@ def _reading_at_call(put: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(put)
     def put_at_call(aval: Any, sharding: Any, xs: Sequence[Any], *args: Any, **options: Any) -> Any:
-        # Arrays on a CPU of the program may keep the memory of what they are made of.
+        # Arrays on a CPU of the program may share the memory of their NumPy arrays.
         if not next(iter(sharding.device_set)).client.runtime_type.startswith("proxy"):
             return put(aval, sharding, xs, *args, **options)
         copies = _copies.copy(xs)

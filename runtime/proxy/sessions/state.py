@@ -234,7 +234,7 @@ class SessionState:
         admitted = [self._unless_lost(array, self._slices.lost) for array in results]
         new = [number for number, array in enumerate(admitted) if self._needs_memory(array)]
         sizes = [_shard_sizes(admitted[number]) for number in new]
-        # In one step if they fit together, as an estimate of what a program needs may be too small.
+        # In one step if they fit together, since an estimate of a program's memory may be too small.
         with contextlib.suppress(ResourceError):
             memory = iter(self.served.memory.reserve([size for shards in sizes for size in shards], reserved))
             for number, shards in zip(new, sizes, strict=True):

@@ -137,7 +137,7 @@ def test_memory_check_adds_slices_on_one_device(plan_builder):
 
 
 def test_memory_check_passes_if_memory_is_unknown(plan_builder, slices):
-    """Devices may report none; those of CPUs are checked together."""
+    """Devices may report none; CPU devices are checked together."""
     build = plan_builder(*slices)
     plan = build.finish(build.launch(double, slices[0], build.argument((256,), slices[0])))
     bindings = {

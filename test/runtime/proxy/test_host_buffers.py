@@ -168,7 +168,7 @@ def test_a_buffer_that_cannot_fit_is_an_error_of_its_request(monkeypatch: pytest
     without_memory = Announced(buffers, 2, 100, has_memory=False)
     assert (too_large.is_discarded, without_memory.is_discarded) == (True, False)
     with pytest.raises(
-        StatusError, match="a host buffer of 101 bytes is too large: those of a session may have 100"
+        StatusError, match="a host buffer of 101 bytes is too large: a session may have buffers of up to 100"
     ):
         buffers.take(1)
     with pytest.raises(StatusError, match="no memory for a host buffer of 100 bytes"):

@@ -494,8 +494,8 @@ def test_resilience_names_what_is_left_nowhere():
         shell.notify(MemoryLost(island))
     (abandon,) = shell.of(AbandonRun)
     assert abandon.why == (
-        "of version 0, no host has block 0, block 1 any more; pass disk= to go on from a folder when so many "
-        "islands are lost at once"
+        "of version 0, no host has block 0, block 1 any more; pass disk= to resume from a folder when so "
+        "many islands are lost at once"
     )
 
 
@@ -750,7 +750,7 @@ def test_resilience_restores_a_state_that_a_step_has_consumed():
     shell.notify(StateInvalidated("step 7 failed after it had taken over the state"))
     (text,) = (effect.text for effect in shell.effects if isinstance(effect, Log))
     assert text == (
-        "step 7 failed after it had taken over the state; going on from version 5 in memory, 2 steps are run "
+        "step 7 failed after it had taken over the state; resuming from version 5 in memory, 2 steps are run "
         "again"
     )
     assert [restore.step for restore in shell.of(RestoreState)] == [5]

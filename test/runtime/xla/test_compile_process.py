@@ -1,4 +1,4 @@
-"""Programs that compile in separate processes: equal to those of this process, and cancelled at once."""
+"""Programs that compile in separate processes: equal to this process's programs, and cancelled at once."""
 
 from __future__ import annotations
 
