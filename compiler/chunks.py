@@ -66,8 +66,6 @@ class ChunkedExecutable(ProgramExecutable):
       calls: the calls of sub-programs, and the values that they pass on.
       subprograms: the executable of each sub-program.
       interface: the arguments, results and slices of the whole.
-      signature: the signature of its arguments.
-      name: the name of the program.
     """
 
     def __init__(

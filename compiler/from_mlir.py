@@ -28,7 +28,6 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
       module: a module that the verifier of the dialect accepts: StableHLO with the metadata of placed calls,
         the output of Shardy's MPMD compiler, or one in any of our forms.
       name: the name of the program if the module has none.
-      options: the options of the compiler.
 
     Raises:
       ProgramError: the module has no function `@main` with a body, or a pass rejects it.

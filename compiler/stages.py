@@ -197,7 +197,6 @@ class ChunkedLowered(Lowered):
     Args:
       forms: the whole program.
       interface: the arguments, results and slices of the whole.
-      signature: the signature of its arguments.
       more: the other arguments of `Lowered`.
     """
 
@@ -470,10 +469,7 @@ class _ProgramReloader:
     Attributes:
       module: the program as JAX lowers it, of one replica.
       scheduled: the last form of the program for numbers of replicas that it was lowered for.
-      name: its name.
-      options: the options of the compiler.
       interface: its arguments, results and slices, those of the first replica.
-      signature: the signature of its arguments.
       more: further arguments of `Lowered`.
     """
 

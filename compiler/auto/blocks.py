@@ -20,7 +20,6 @@ class Blocks:
     """Blocks of the leaves of a tree of parameters.
 
     Attributes:
-      structure: the structure of the tree.
       edges: for each leaf the rows at which its blocks begin, and the end; two for one that is whole.
       readers: for each leaf and block the stages that read it.
     """

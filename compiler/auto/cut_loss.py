@@ -33,12 +33,9 @@ class CutLoss:
     Attributes:
       positions: the first node of each stage but the first.
       bodies: the contents of each stage.
-      blocks: the blocks of parameters.
       slices: the slice of each stage.
       args: the types of the arguments of the user's loss.
       params: the types of its parameters.
-      names: the names of the stages.
-      out_structure: the structure of its results.
     """
 
     def __init__(
@@ -121,7 +118,6 @@ class PlannedLoss:
 
     Args:
       loss: the user's loss.
-      cut: the loss as the plan cuts it.
     """
 
     def __init__(self, loss: Callable[..., Any], cut: CutLoss) -> None:

@@ -82,7 +82,6 @@ class FlatLoss:
     """Loss without calls in it.
 
     Attributes:
-      name: the name of the function.
       nodes: the nodes that depend on a microbatch, in the order in which they run.
       free: the other nodes, in an order in which they can run: masks, tables, parameters that are cast. Each
         stage computes those that it reads.
@@ -231,7 +230,6 @@ class _LossFlattener:
         """Adds the equations of a jaxpr; returns the atoms that stand for its results.
 
         Args:
-          jaxpr: the jaxpr.
           names: the atoms that stand for its variables, initially for its inputs.
         """
 

@@ -61,7 +61,6 @@ class Machine:
 
     Attributes:
       speeds: the work of each slice in a unit of time.
-      microbatches: the number of microbatches.
       link: the links between slices.
     """
 

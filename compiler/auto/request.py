@@ -24,13 +24,8 @@ class AutoRequest:
     """Checked arguments of `pw.auto`.
 
     Attributes:
-      loss: the loss.
-      name: the name of the loss.
-      slices: the slices.
-      microbatches: the number of microbatches.
       args: the types of the arguments.
       has_aux: whether the loss returns more than its value.
-      schedules: the schedules to choose from.
       speeds: the work of each slice in a unit of time.
       times: the duration of units, as the user gives it.
       latency: of links between slices, likewise.

@@ -24,7 +24,6 @@ def stage_function(
     Args:
       flat: the loss.
       body: the contents of the stage.
-      name: the name of the function.
     """
 
     def run(leaves: Sequence[Sequence[Any]], received: Sequence[Any]) -> tuple[Any, ...]:

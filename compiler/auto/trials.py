@@ -27,7 +27,6 @@ class TrialTimes:
     """Times of a trial.
 
     Attributes:
-      unit: the unit of its times.
       factors: the time of an operation on a device, for each stage.
       link: the links between slices.
     """
@@ -73,7 +72,6 @@ class Trial:
     """Cut loss, traced and placed once; each schedule of it is a compilation of the rest.
 
     Args:
-      loss: the loss.
       microbatches: the number of microbatches of a step.
       has_aux: whether it returns more than its value.
 

@@ -37,7 +37,6 @@ def timed_units(units: Units, given: TimesGiven, name: str, speeds: Sequence[flo
     Args:
       units: the units, by floating point operations.
       given: the user's `times`.
-      name: the name of the loss.
       speeds: the speeds of the slices that a trace is of.
 
     Raises:

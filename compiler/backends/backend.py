@@ -42,7 +42,6 @@ class Backend(abc.ABC):
         """Compiles every computation of a program and returns its executable.
 
         Args:
-          program: the program.
           bindings: the devices of each of its slices.
           code: code that is compiled already, by the names of computation and slice.
 
@@ -76,11 +75,7 @@ class LocalBackend(Backend):
 
 
 class HostsBackend(Backend):
-    """Workers on hosts: each gets its host program, and compiles that.
-
-    Args:
-      controller: the controller of the workers.
-    """
+    """Workers on hosts: each gets its host program, and compiles that."""
 
     def __init__(self, controller: Client) -> None:
         self._controller = controller

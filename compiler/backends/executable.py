@@ -34,7 +34,6 @@ class Scheduled:
       module: the program in scheduled form, which is not changed.
       plan: the same as a plan.
       interface: its arguments, results and slices.
-      signature: the signature of its arguments.
       callbacks: host callbacks that the computations refer to by position.
       keepalive: objects that must live as long as the executables.
       stored: computations and constants that the module only declares.
@@ -69,13 +68,10 @@ class ProgramExecutable(abc.ABC):
     Args:
       plan: the scheduled program, flattened.
       interface: its arguments, results and slices.
-      signature: the signature of its arguments.
 
     Attributes:
-      name: the name of the program.
       tree: the structure of the arguments.
       context: the JAX settings it was traced under.
-      static: the static arguments.
       interface: its arguments, results and slices.
       paths: the name of each flat argument in messages.
       plan: the scheduled program, flattened.

@@ -37,11 +37,9 @@ class HostsExecutable(ProgramExecutable):
     """Program of one signature on its hosts; the counterpart of `LocalExecutable`.
 
     Args:
-      controller: the controller of the hosts.
       program: the program as it is loaded there.
       plan: the plan of the whole program.
       interface: its arguments, results and slices.
-      signature: the signature of its arguments.
       relocate: moves arrays between hosts, see `relocation.relocate`.
     """
 

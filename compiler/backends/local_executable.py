@@ -58,7 +58,6 @@ class _ArgumentPlacement:
     """Placement of one argument.
 
     Attributes:
-      number: its number.
       slice: the first of its slices.
       home: its sharding for callers; None if nothing reads it.
       copied_to: the shardings of the copies that launches read besides the callers' array.
@@ -106,7 +105,6 @@ class LocalExecutable(ProgramExecutable):
     Args:
       loaded: the program on its devices.
       interface: its arguments, results and slices.
-      signature: the signature of its arguments.
       keepalive: objects that must live as long as the executables.
     """
 

@@ -68,7 +68,6 @@ class _Move:
     """Move of an array, or of the block that a replica has, to another location.
 
     Attributes:
-      shape: its shape.
       dtype: the name of its dtype.
       source: the location that it has.
       target: the location that it gets.
@@ -112,7 +111,6 @@ def relocate(
     One program, which is loaded once and cached, moves all of them.
 
     Args:
-      controller: the controller of the hosts.
       load: loads the program on them.
       wanted: arrays, each with the one that gets the copy, which may be the same, and a location that the
         first one does not have.

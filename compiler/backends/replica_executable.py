@@ -35,14 +35,12 @@ class ReplicaExecutable(ProgramExecutable):
     """Program of one signature, on the slices of the replicas that run.
 
     Args:
-      executable: the executable on the replicas that run.
       loader: loads it for others.
       slices: its slices, of the first replica.
 
     Attributes:
       number: the number of such programs that the process loaded up to this one.
       slices: its slices, of the first replica.
-      device_sets: the sets of its slices.
       holds_lost: whether calls on hosts that are lost are errors until it runs on others; else they compile
         it again, which waits until the hosts are back.
     """

@@ -70,8 +70,6 @@ class SnapshotVersion:
     """Version of a state in the memory of hosts; see `runtime.hosts.worker.snapshots`.
 
     Attributes:
-      controller: the controller of the hosts.
-      run: the name of the run.
       key: the version.
     """
 
@@ -85,8 +83,6 @@ class SnapshotBlock:
     """Block of an array in the memory of a host.
 
     Attributes:
-      host: the number of the host.
-      name: the name of the block there.
       first: its first element in each dimension of the array.
     """
 
@@ -338,9 +334,6 @@ class HostSave:
 
 class StoredSave(HostSave):
     """Save of arrays in the memory of hosts, which need no copy: written, they are freed with their version.
-
-    Args:
-      arrays: the arrays, of one version.
 
     Raises:
       HostError: a host was lost.

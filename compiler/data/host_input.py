@@ -50,7 +50,6 @@ class InputBatches(Iterator[Any]):
       source: the function.
       types: the leaves of a batch.
       tree: their structure.
-      rows: the number of rows of a batch.
       shards: the number of shards of the input; None for rows that have numbers.
       states: the positions at which it begins: the number of a batch, or of each shard; None for the
         beginning.
@@ -194,7 +193,6 @@ class _BatchesOnHosts(InputBatches):
     """Batches that hosts produce; only numbers of arrays and the positions of shards come here.
 
     Args:
-      controller: the controller of the hosts.
       is_ahead: whether hosts produce the next batch while one is waited for.
       *of_all: see `InputBatches`.
     """

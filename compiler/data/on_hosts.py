@@ -402,7 +402,6 @@ def call_of(
       arrays: the number and the aval of each array argument.
       arguments: see `Call`.
       outputs: the arrays that it creates.
-      structure: their structure in the result.
     """
     kept = tuple(KeptArray(number, _key_kind(aval)) for number, aval in arrays)
     # Only relative folders need it, and `Path.cwd` raises where the folder was deleted.

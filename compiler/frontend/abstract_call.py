@@ -17,7 +17,6 @@ def abstract_call(
     """Returns the results of a call that has tracers among its arguments.
 
     Args:
-      name: the name of the program.
       leaves: its flat arguments.
       paths: the name of each of them.
       avals: the abstract values of its flat results.

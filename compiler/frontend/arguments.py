@@ -33,7 +33,6 @@ class ArgumentHome:
     """The slice that an argument is placed on.
 
     Attributes:
-      slice: the slice.
       spec: its sharding over the slice; None if that is unknown.
     """
 
@@ -299,7 +298,6 @@ def abstract(
 
     Args:
       leaves: the arguments.
-      name: the name of the program.
       paths: the name of each of them.
       values: whether they must have values; without it, types suffice.
 
@@ -337,7 +335,6 @@ def without_handles(tree: Any, user: str) -> Any:
     """Replaces arrays on hosts by their values, for a program that closes over them.
 
     Args:
-      tree: the tree.
       user: the function that gets it in the program, for messages.
 
     Raises:

@@ -139,7 +139,6 @@ def placed_call(fun: Callable[..., Any], metadata: CallMetadata) -> Callable[...
 
     Args:
       fun: the function; the same object reuses the same computation.
-      metadata: the metadata of the call itself.
     """
     register_rules()
     _, backward = metadata.halves()

@@ -64,7 +64,6 @@ def describe_memory(module: ir.Module, arguments: Sequence[str | None], results:
 
     Args:
       module: the program.
-      arguments: the memory kind of each argument.
       results: the abstract value of each result.
     """
     main = symbol_table(module)[MAIN]

@@ -81,11 +81,9 @@ def trace(
 
     Args:
       jitted: the function `of_sealed` under `jax.jit`, which keeps arguments that are not used.
-      name: the name of the program.
       args: its arguments, static ones as they are, others sealed.
       kwargs: likewise.
       platform: the platform to lower for, such as `cpu`.
-      options: the options of the program.
 
     Raises:
       UnexpectedTracerError: the function closes over a tracer of another trace.

@@ -36,7 +36,6 @@ def flat_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = 
 
     Args:
       prefix: a tree whose leaves each stand for a subtree of the other one.
-      tree: the whole tree.
       is_leaf: a predicate of leaves of the prefix, besides the usual ones.
 
     Raises:

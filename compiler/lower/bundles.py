@@ -55,7 +55,6 @@ def save(
     Args:
       path: the file.
       scheduled: the program in scheduled form, or of sub-programs in that form.
-      name: its name.
       interface: its arguments, results and slices.
       signature: the structure of its arguments.
       requests: the compile requests of its devices, to store the code as well: of each sub-program by its

@@ -32,7 +32,6 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
 
     Args:
       module: the program, scheduled.
-      arguments: the names of its arguments.
       gathers: whether results are gathered from the blocks of replicas: these have buffers of their own,
         and arguments that they replace are freed in time for that.
     """
@@ -90,7 +89,6 @@ def _is_only_freed(value: ir.Value, donated: Callable[[str], Collection[int]]) -
     """Returns whether a value is read by launches and transfers that all leave its buffer unused.
 
     Args:
-      value: the value.
       donated: the numbers of the arguments that a computation consumes.
     """
     readers = [(use.owner.opview, use.operand_number) for use in value.uses]

@@ -35,10 +35,8 @@ class Forms:
     """Program in every form from the one that it started in.
 
     Attributes:
-      name: the name of the program.
       scheduled: the module in its last form, that of a program as a whole the scheduled one.
       bytecode: the module after each phase, from the one that it started in.
-      remarks: the remarks of the passes.
     """
 
     name: str
@@ -70,9 +68,7 @@ def run_phases(module: ir.Module, name: str, options: Options, until: str = PHAS
     Writes each form to the folder in the environment variable `PW_DUMP_TO`, if that is set.
 
     Args:
-      module: the module, in any form.
       name: the name of the program in messages and files.
-      options: the options of the compiler.
       until: the last phase.
 
     Raises:

@@ -19,11 +19,7 @@ MANY_ITERATIONS = 2000
 
 
 class LoweringProgress:
-    """Line on standard error about the pass that runs, once passes take long or are about to.
-
-    Args:
-      program: the name of the program.
-    """
+    """Line on standard error about the pass that runs, once passes take long or are about to."""
 
     def __init__(self, program: str) -> None:
         self._program = program

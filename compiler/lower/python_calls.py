@@ -21,7 +21,6 @@ def python_call_of(module: ir.Module, computation: str) -> str:
 
     Args:
       module: the program that the computation is in.
-      computation: the name of the computation.
     """
     symbols = symbol_table(module)
     pending, seen = [computation], {computation}

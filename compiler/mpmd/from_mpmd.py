@@ -64,7 +64,6 @@ def lower_partitioned(
     """Lowers a program that was read; see `from_mpmd`.
 
     Args:
-      program: the program.
       slices: see `from_mpmd`.
       fuse: likewise.
       keepalive: objects that must live as long as its executables.

@@ -25,7 +25,6 @@ class Partitioned:
     """Program that Shardy has partitioned.
 
     Attributes:
-      name: its name.
       bytecode: the module to run.
       exported: the module with the shardings of arguments and results; None if it is the same.
       topology: the mesh of each name.

@@ -40,7 +40,6 @@ def parse(program: Partitioned, paths: Sequence[str], overlapping: Collection[st
     arguments.
 
     Args:
-      program: the program.
       paths: the name of each argument.
       overlapping: the meshes that may share devices.
     """

@@ -70,8 +70,6 @@ class SharedDimensions:
         """Returns the dimension of an array that each number of replicas shares; None where they share none.
 
         Args:
-          name: the name of the array.
-          shape: its shape.
           shards: the number of shards of each dimension on the slice of one replica.
           running: the number of replicas that run.
           split: the dimension that these share.
@@ -88,11 +86,7 @@ class SharedDimensions:
 
 
 class ReplicaLayouts:
-    """Layouts of arrays on the slices of replicas, see `SharedDimensions`.
-
-    Args:
-      replicas: the replicas.
-    """
+    """Layouts of arrays on the slices of replicas, see `SharedDimensions`."""
 
     def __init__(self, replicas: StepReplicas) -> None:
         self._replicas = replicas
@@ -106,7 +100,6 @@ class ReplicaLayouts:
 
         Args:
           name: its name, by which its layouts of other numbers of replicas are known.
-          array: the array.
         """
         running, sharding = self._replicas.running, array.sharding
         if not isinstance(sharding, NamedSharding):
@@ -146,9 +139,6 @@ class ArrayLayout:
     Attributes:
       name: its name in names of blocks.
       aval: its type; for typed PRNG keys that of the keys.
-      sharding: the sharding of its data.
-      shape: the shape of its data.
-      dtype: the dtype of its data.
       is_committed: whether it has to be on its device.
       replicas: its layout on the slices of replicas; None if it is not on them.
     """

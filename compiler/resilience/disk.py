@@ -101,7 +101,6 @@ class DiskVersions:
         of the same step must not find one there.
 
         Args:
-          step: the step of the version.
           position_of: a function that decodes the position of the source, see `RewindableSource`.
           places: whether arrays are put where they were when the run began; else they are of NumPy.
 
@@ -189,7 +188,6 @@ def stored_leaves(
 
     Args:
       leaves: the layout of each array on hosts; any other leaf itself.
-      version: the version.
       owners: the hosts that have each block.
 
     Raises:

@@ -35,11 +35,8 @@ class PlacedBlock:
 
     Attributes:
       name: its name; blocks of one name are the same bytes.
-      host: the number of the host.
       shard: the number of the shard that it is in, among the shards of the array on that host.
-      rows: its rows in the array.
       own_rows: its rows in what its island has of the array.
-      shard_rows: its rows in the shard.
     """
 
     name: str
@@ -55,11 +52,7 @@ class ArrayPlace:
     """The place of an array on an island.
 
     Attributes:
-      island: the number of the island.
-      layout: the layout there.
       part: what the island has of the array.
-      shape: the shape of that.
-      blocks: the blocks on each device.
     """
 
     island: int
@@ -76,9 +69,6 @@ class HostArrayLayout:
     Attributes:
       name: the name of the array in messages.
       aval: its type.
-      shape: the shape of its data.
-      dtype: the dtype of its data.
-      places: its places.
       bounds: the bounds of its blocks; None where each shard is one block.
       replicas: its layouts on slices of replicas; none where fewer replicas never run, or it is elsewhere.
     """
@@ -105,7 +95,6 @@ class HostArrayLayout:
 
         Args:
           counts: the numbers of replicas that may run, ascending.
-          islands: the islands of each replica.
         """
         return self.bounds is not None and all(
             {*counts} <= dict(one.splits).keys()
@@ -126,7 +115,6 @@ class HostArrayLayout:
         """Returns its places when other replicas run than those that it is on.
 
         Args:
-          replicas: the replicas.
           layouts: the slices of all replicas.
         """
         if self.replicas:
@@ -196,8 +184,6 @@ def layout_of_array(name: str, array: Array, replicas: HostReplicaLayouts | None
     """Returns the layout of an array; of typed PRNG keys that of their words.
 
     Args:
-      name: its name.
-      array: the array.
       replicas: the slices of all replicas, if fewer may run.
 
     Raises:

@@ -20,9 +20,7 @@ class SliceDevices:
     """Devices of a slice.
 
     Attributes:
-      island: the number of the island.
       devices: the ids of the devices there, in the order of the mesh.
-      mesh: the shape of the mesh.
       axis_names: its axes.
       hosts: the number of the host of each device.
     """
@@ -52,7 +50,6 @@ class SlicePlacement:
     """Placement of an array on a slice.
 
     Attributes:
-      island: the number of its island.
       layout: the layout of what the slice has of the array.
       part: what it has of the array.
       holders: the positions in the mesh of the devices of each host.
@@ -105,11 +102,7 @@ class HostReplicaLayout:
 
 
 class HostReplicaLayouts:
-    """Layouts of arrays on the slices of replicas, see `SharedDimensions`.
-
-    Args:
-      replicas: the replicas.
-    """
+    """Layouts of arrays on the slices of replicas, see `SharedDimensions`."""
 
     def __init__(self, replicas: StepReplicas) -> None:
         self._replicas = replicas
@@ -134,7 +127,6 @@ class HostReplicaLayouts:
 
         Args:
           name: its name, by which its layouts of other numbers of replicas are known.
-          shape: its shape.
           placements: where it is.
         """
         bindings = self._replicas.bindings

@@ -457,7 +457,6 @@ class HostStore(SnapshotStore):
 
         Args:
           key: the version.
-          replicas: the replicas that it is read for.
           loads: what each host reads from where.
           attempt: that of `RestoreState`, whose answers are reported; None for another purpose.
           kept: the state, with layouts of the arrays that are read; all by default.

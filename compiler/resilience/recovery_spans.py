@@ -25,7 +25,6 @@ class RecoverySpans:
         """Notes an effect, before it is carried out.
 
         Args:
-          effect: the effect.
           step: how many steps were issued.
         """
         match effect:

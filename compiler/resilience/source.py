@@ -96,7 +96,6 @@ class RewindableSource:
         """Begins at the position before a step, which an earlier run has left.
 
         Args:
-          step: the step.
           where: where the position was found, for messages.
 
         Raises:
@@ -192,7 +191,6 @@ class RewindableSource:
         """Notes that the batch of a step, which was read last, was used.
 
         Args:
-          step: the step.
           position: the position after the batch.
         """
         self.positions[step + 1] = position

@@ -65,7 +65,6 @@ class StepMetrics:
         """Returns the leaves and the structure of metrics, without arrays that the next step may donate.
 
         Args:
-          metrics: the metrics of a step.
           state: the state after it.
 
         Raises:

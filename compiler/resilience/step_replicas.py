@@ -41,7 +41,6 @@ class StepReplicas:
     Attributes:
       counts: the numbers of replicas that may run, ascending; the last is all.
       running: the replicas that programs run on.
-      islands: the islands of each replica.
       check: a function that raises an error if one of some islands is lost: loading on it would wait for it.
 
     Raises:

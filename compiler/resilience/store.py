@@ -48,7 +48,6 @@ class SnapshotStore(abc.ABC):
         """Begins a run with a state; before that there is no topology.
 
         Args:
-          state: the state.
           run: the name of the run, which another controller goes on with that has the same one; None where
             none will.
 
@@ -71,7 +70,6 @@ class SnapshotStore(abc.ABC):
 
         Args:
           key: the version.
-          position: the position of the source.
         """
 
     @abc.abstractmethod

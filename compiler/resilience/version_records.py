@@ -51,11 +51,9 @@ class _HostsLeaf(msgspec.Struct, frozen=True, tag="hosts"):
 
     Attributes:
       name: its name, as in `HostArrayLayout`.
-      shape: its shape.
       dtype: its dtype; of typed PRNG keys their implementation.
       is_key: whether it is typed PRNG keys.
       is_weak: whether its dtype is weak.
-      places: its places.
       bounds: the bounds of its blocks, as in `HostArrayLayout`.
       replicas: its layouts on slices of replicas, as there.
     """
@@ -74,10 +72,8 @@ class _LocalArray(msgspec.Struct, frozen=True, tag="array"):
     """Array in this process.
 
     Attributes:
-      name: its name.
       kind: an array or a number of NumPy, an array of JAX, or typed PRNG keys.
       shape: the shape of its data; of typed PRNG keys that of their words.
-      dtype: the dtype of its data.
       key: the implementation of typed PRNG keys; empty for others.
       is_weak: whether its dtype is weak.
       data: its bytes, in base64.
@@ -105,7 +101,6 @@ class _VersionRecord(msgspec.Struct, frozen=True):
 
     Attributes:
       types: the name and the type of each leaf, in the order of the state.
-      leaves: the leaves.
       position: the position of the source as JSON; in base64 if it is bytes.
       is_bytes: whether it is bytes.
       replicas: the replicas that ran.
@@ -144,7 +139,6 @@ class VersionRecorder:
 
         Args:
           tree: the structure of the state.
-          version: the version.
         """
         try:
             return _written(tree, version)
@@ -162,7 +156,6 @@ def read_versions(
     """Returns the versions that this cluster can use; logs why others cannot be used.
 
     Args:
-      records: the records.
       state: a state of the same structure and types.
       gangs: the workers of each island.
 

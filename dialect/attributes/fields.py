@@ -291,7 +291,6 @@ class Attr[T]:
     """Required attribute: a descriptor that reads it as a Python value.
 
     Args:
-      kind: the kind of the attribute.
       doc: its meaning, in one sentence for the dialect page.
     """
 

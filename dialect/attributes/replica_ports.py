@@ -18,7 +18,6 @@ class ReplicaPort:
 
     Attributes:
       of: the number of the callers' argument or result.
-      number: the number of the replica.
       count: the number of replicas.
       split: the dimension that is divided equally among replicas, in their order; None if each has all of it.
     """

@@ -32,7 +32,6 @@ class CallMetadata:
 
     Attributes:
       name: the name of the user's function.
-      slice: the slice that the call is placed on.
       call: the number of the placed call in its trace; that of the forward call for calls derived from it.
       stage: the stage that the user chose.
       kind: whether the call is one of the program or was created by differentiation; `grad` if it was, and is

@@ -26,11 +26,7 @@ from pathways.dialect.relations.program_view import ProgramView
 
 @dataclasses.dataclass
 class HostEvent(Event):
-    """Event at one position of a host's order.
-
-    Attributes:
-      host: the host.
-    """
+    """Event at one position of a host's order."""
 
     host: int = 0
 

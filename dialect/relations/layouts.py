@@ -21,7 +21,6 @@ class Layouts:
 
     Attributes:
       symbols: the symbols of the module; functions added to it are known from then on.
-      meshes: the mesh of each slice.
     """
 
     def __init__(self, module: ir.Module) -> None:

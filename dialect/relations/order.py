@@ -109,7 +109,6 @@ def events_of(program: ProgramView, with_capacities: bool = True) -> list[Event]
     constraints.
 
     Args:
-      program: the program.
       with_capacities: whether sends wait for room; without, channels hold any number of values.
     """
     events = _with_receipts(data_events(program))

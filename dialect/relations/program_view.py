@@ -29,17 +29,12 @@ class ProgramView:
     """Well-formed module with a program: the function `@main`, or the function of one host.
 
     Attributes:
-      module: the module.
-      symbols: its symbols.
       main: the function.
       ops: the operations of the program except its return.
       reads: the operands of each of them.
       produces: the results of each of them.
       terminator: its return.
-      arguments: the attributes of its arguments.
-      results: the attributes of its results.
       slices: the slices of each placed value.
-      meshes: the mesh of each slice.
       host: the host whose function it is; None for `@main`.
     """
 

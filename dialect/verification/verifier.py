@@ -45,7 +45,6 @@ def verify(module: ir.Module, form: Form | None = None, *, is_well_formed: bool 
     """Checks a module, which MLIR's own verifier must have passed; returns whether it has no errors.
 
     Args:
-      module: the module.
       form: the form to check it against; by default the one that it claims.
       is_well_formed: whether each operation by itself is known to be valid, as when passes wrote them.
     """

@@ -92,7 +92,6 @@ class WellFormed:
     """Checker of a module.
 
     Args:
-      module: the module.
       report: called with each invalid operation, and what is wrong with it.
       is_program: whether the module is taken for a program, whose functions have one block each.
       has_parts: whether it may contain sub-programs, which are checked apart.

@@ -47,7 +47,6 @@ class Computations:
 
         Args:
           base: what to call it; a number follows where that is taken.
-          types: the types of its arguments.
           body: builds it.
           location: where it comes from.
           arguments: the sharding of each argument, or the one that all have; None writes nothing.

@@ -59,7 +59,6 @@ def kinds_of_values(program: ProgramView, known: Mapping[ir.Value, Kind]) -> dic
     """Returns the memory kind of each value of a program whose operations are launches, transfers and loops.
 
     Args:
-      program: the program.
       known: results of launches whose memory kinds are known otherwise.
 
     Raises:
@@ -87,11 +86,7 @@ def kinds_of_values(program: ProgramView, known: Mapping[ir.Value, Kind]) -> dic
 
 
 class _ComputedKinds:
-    """Memory kinds that computations return their results in.
-
-    Args:
-      symbols: the symbols of the module.
-    """
+    """Memory kinds that computations return their results in."""
 
     def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:
         self._symbols = symbols

@@ -27,7 +27,6 @@ class ShardingRule:
     """Rule of an operation: dimensions with one factor are cut together.
 
     Attributes:
-      operands: the dimensions of each operand.
       results: those of each result.
     """
 

@@ -54,7 +54,6 @@ class Times:
     """Durations of the launches of a program, created by `times_of`.
 
     Attributes:
-      unit: the unit of the times.
       kinds: by kind of a placed call, its half if it is split, or `glue`.
       stages: by stage and kind.
       computations: by name of the computation.

@@ -31,9 +31,6 @@ class WorkEstimate:
 
     The body of a loop counts once for each iteration, and once if their number is not known; of branches the
     longest counts. Work that devices share is not divided.
-
-    Args:
-      symbols: the symbols of the module.
     """
 
     def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:

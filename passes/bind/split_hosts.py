@@ -119,7 +119,6 @@ class _Split:
     """Values of a program that go between hosts.
 
     Attributes:
-      hosts: the host of each slice.
       indices: the transfers between hosts by their first result, numbered in the order of the program.
       lost: the values that may be donated or deleted before another host has them.
       sent: those that each host sends as they are, and that last to the end.
@@ -169,9 +168,7 @@ class _HostFunction:
     """Writer of the function of one host.
 
     Args:
-      program: the whole program.
       split: the values that go between hosts.
-      host: the host.
     """
 
     def __init__(self, program: ProgramView, split: _Split, host: int) -> None:

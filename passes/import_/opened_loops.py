@@ -24,7 +24,6 @@ class OpenedLoop:
 
     Args:
       op: the operation.
-      trips: its trip count.
       loop: the loop that takes its place.
     """
 

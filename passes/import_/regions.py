@@ -26,7 +26,6 @@ def open_regions(traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
 
     Args:
       traced: the program.
-      inliner: the inliner of calls in it.
       chunk: the iterations in a chunk of a loop whose end depends on values.
     """
     mover = _RegionMover(traced, inliner, chunk)

@@ -26,8 +26,6 @@ class PlacedCall:
     """A launch, and the call of the trace that it stems from.
 
     Attributes:
-      launch: the launch.
-      call: the number of the call.
       origin: its origin in the launch, once stages have numbers.
       lineage: how differentiation made it of the call; see `CallMetadata`.
     """
@@ -76,7 +74,6 @@ class _Level(NamedTuple):
 
     Attributes:
       depth: the number of changes before it, of slice or of whether calls are gradients.
-      slice: its slice.
       is_gradient: whether its calls are gradients.
       chosen: the stage that the user chose, in a loop that differentiates gradients.
     """
@@ -97,7 +94,6 @@ class _Forward:
     """A forward call and its level.
 
     Attributes:
-      call: the call.
       level: where it is.
       reads: the positions of the forward calls whose results it reads, directly or through other code.
     """

@@ -126,7 +126,6 @@ class _Cut:
 
     Attributes:
       source: the source, its sharding refined by axes that only replicated the value.
-      target: the target.
       cuts: into how many pieces each dimension of a source shard is cut.
       joins: of how many pieces each dimension of a target shard is made.
       cell: the sizes of a piece.

@@ -47,7 +47,6 @@ class Bundle:
 
     Attributes:
       path: the file that it was read from.
-      manifest: its manifest.
       digest: the SHA-256 of the manifest's member. That holds the digests of the others, so this one
         identifies the whole program.
       members: the contents of all members by name.

@@ -110,7 +110,6 @@ class ListedComputation(Record, frozen=True):
     """Computation; its member holds it as a StableHLO portable artifact.
 
     Attributes:
-      name: its name in the program.
       local: whether each device of a slice runs it by itself, on its own shards.
       effects: whether it has side effects.
     """
@@ -132,20 +131,14 @@ class Manifest(Record, frozen=True):
     """Manifest of a bundle: the description of its program and the digests of its members.
 
     Attributes:
-      name: the name of the program.
       platform: JAX's name of the platform that it was lowered for, such as `cuda`.
       versions: the versions of the packages that compiled it.
       slices: the slices that it needs, in the order of the program.
-      positional: the positional arguments.
       named: the keyword arguments.
-      arguments: the leaves of all arguments.
-      result: the result.
-      results: the leaves of the result.
       computations: the computations, in the order of their members.
       custom_calls: the custom calls of the computations, in alphabetical order.
       constants: the constants, in the order of their members.
       digests: the SHA-256 of each member, except the manifest and executables.
-      version: the version of the format.
     """
 
     name: Text
@@ -169,7 +162,6 @@ class Code(Record, frozen=True):
     """Entry of a serialised executable in the index.
 
     Attributes:
-      computation: the name of the computation.
       devices: the number of devices that it runs on.
       target: a digest of everything else that the code depends on: see `pjrt.code_target`.
       digest: its SHA-256.

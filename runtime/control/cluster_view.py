@@ -112,7 +112,6 @@ class ClusterView[G: GangView](abc.ABC):
 
         Args:
           host: its number.
-          call: the number of the call.
           answer: the returned value, encoded.
           failure: why it failed; None if it did not.
         """

@@ -66,7 +66,6 @@ class TerminateGang:
     """Termination of the processes of a gang, and notice to all other hosts; answered by `GangTerminated`.
 
     Attributes:
-      gang: the gang.
       cancelled: by host, the programs and numbers of the steps that it shares with the gang, for which it may
         keep values for the gang.
     """
@@ -80,7 +79,6 @@ class RestartGang:
     """Start of workers in the place of a terminated gang; answered by `GangStarted` or `GangStartFailed`.
 
     Attributes:
-      gang: the gang.
       seconds: how long they may take until they connect.
     """
 

@@ -88,7 +88,6 @@ class Terminating:
 
     Attributes:
       host: the host that received the signal.
-      why: why it leaves.
       left: the hosts whose processes have not exited.
       deadline: when their exits are no longer awaited.
     """
@@ -182,7 +181,6 @@ class GangView(abc.ABC):
       now: the time of their start.
 
     Attributes:
-      name: the name of the island.
       is_multi_host: whether they are more than one, so that the loss of one spoils the results of others.
       pulses: the times of each host's last messages.
       window: the steps in flight.
@@ -269,7 +267,6 @@ class Gang(GangView):
       cut_since: see `Restarting`.
 
     Attributes:
-      state: its state.
       grace: seconds that it may take to leave.
       delays: how many `LeaveDelayed` were not ended.
     """

@@ -24,7 +24,6 @@ class HeldFailure:
     """Failure of a step on one host.
 
     Attributes:
-      step: the step.
       gang: the workers of the host.
       host: its number.
       error: the reason if all results failed; None if only some did.

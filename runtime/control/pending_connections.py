@@ -29,12 +29,7 @@ class PendingConnections[Pending: Hashable]:
         self._warned: dict[str, float] = {}
 
     def add(self, connection: Pending, address: str) -> list[Pending]:
-        """Adds a connection; returns those to close for it.
-
-        Args:
-          connection: the new connection.
-          address: the address of the peer.
-        """
+        """Adds a connection; returns those to close for it."""
         self._pending[connection] = address
         leaving: list[Pending] = []
         same = [other for other, of in self._pending.items() if of == address]

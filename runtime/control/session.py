@@ -97,7 +97,6 @@ class Session[Program, Workers, Location](abc.ABC):
 
         Args:
           step: its record. The first array that an island produces has the number after that of the step.
-          program: its program.
           arguments: for each island the numbers of the arrays that it reads.
           producers: the steps that computed these arrays.
 

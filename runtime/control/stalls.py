@@ -22,7 +22,6 @@ class Stall:
     """Step that has made no progress for too long.
 
     Attributes:
-      step: the step.
       since: when it made progress last.
       seconds: for how long it has made none.
       is_over: whether it is to be terminated; otherwise it is reported.
@@ -56,7 +55,6 @@ class Stalls:
 
         Args:
           steps: the steps that are not done, in the order in which they were issued.
-          gangs: the gangs of their hosts.
           now: the time.
         """
         if now < self._due:
@@ -98,8 +96,6 @@ def describe_stall(stall: Stall, gangs: Iterable[GangView], reports: Mapping[int
 
     Args:
       stall: the step.
-      gangs: the gangs of its hosts.
-      reports: the reports of hosts.
     """
     step = stall.step
     if step.is_done():

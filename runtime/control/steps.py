@@ -29,8 +29,6 @@ class IssuedSteps:
         """Notes a step that is about to be sent to its hosts; twice changes nothing.
 
         Args:
-          step: the step.
-          gangs: the gangs of its hosts.
           producers: the steps that computed its arguments.
 
         Raises:

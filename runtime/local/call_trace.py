@@ -79,11 +79,9 @@ def timeline_of_call(
     be complete.
 
     Args:
-      plan: the plan of the program.
       observed: the observed times of each launch and transfer, by the number of its step. A step that is
         missing, because its host was lost, is left out.
       executed: the measured start and end of launches, by the number of the step, on the same clock.
-      title: the title of the timeline.
       hosts: the host of each slice, if the program runs on multiple hosts.
     """
     done = _latest_ends(plan, observed, executed)

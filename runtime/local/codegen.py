@@ -151,7 +151,6 @@ def generate(
     of one array for each slot of each result, both in the order of the plan.
 
     Args:
-      plan: the plan.
       target: the devices that the function is bound to.
       observer: the observer of each step, called within its span; None for a function that reports nothing.
     """

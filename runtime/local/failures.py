@@ -34,10 +34,7 @@ def explain(
     Args:
       plan: the program.
       arguments: the slot and the name of each array that it was called with.
-      devices: the devices of each slice.
       lines: the lines of the generated function.
-      error: the error.
-      arrays: the arrays that it was called with.
     """
     trace = error.__traceback__
     # The generated function itself calls this, so that the first frame is its own.

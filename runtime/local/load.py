@@ -57,7 +57,6 @@ class Port:
 
     Attributes:
       number: the number of the argument or result in the plan.
-      slice: the slice of the array.
       type: its global shape and dtype on that slice.
       sharding: its sharding, which names its devices.
     """
@@ -73,7 +72,6 @@ class Executable:
     """Program that is loaded on its devices.
 
     Attributes:
-      plan: the plan that it runs.
       inputs: the arguments of `run`, in order: every slot of every argument that the caller passes.
       outputs: the results of `run`, in order: every slot of every result.
       run: `run(arrays) -> arrays`. It returns while the work is pending, and does not check its arguments: an
@@ -167,7 +165,6 @@ def load(
     """Compiles every computation of a plan for the devices of its slices and places its constants.
 
     Args:
-      plan: the plan.
       bindings: the devices of each of its slices, by name.
       result_avals: the avals of the program's results, which may have weak types and the dtypes of typed PRNG
         keys, unlike the types of the plan. By default those of the plan.

@@ -28,12 +28,8 @@ class LocalTarget(StepTarget):
     """Target of generated functions on devices of this process.
 
     Args:
-      plan: the plan.
       meshes: the devices of its slices, by name.
       executables: its computations, loaded on these devices.
-      slots: the contents of its slots.
-      result_avals: the avals of its results.
-      argument_names: the names of its arguments, for messages.
     """
 
     span = TraceAnnotation

@@ -30,7 +30,6 @@ class SliceMemory:
     the default memory of the devices.
 
     Attributes:
-      devices: the number of devices.
       argument_size_in_bytes: the arguments that are read there, and the arrays that the program closes over.
       output_size_in_bytes: the results.
       alias_size_in_bytes: the donated arguments: their buffers are reused for values of the same type and
@@ -40,7 +39,6 @@ class SliceMemory:
       generated_code_size_in_bytes: the code of the computations; not included in the peak.
       peak_memory_in_bytes: the maximum that is live at any time, if the steps run in the order of the plan:
         arguments, intermediates, results, and the temporaries of the running launch.
-      host_argument_size_in_bytes: the arguments in memory of the host.
       host_output_size_in_bytes: the results there.
       host_alias_size_in_bytes: the donated arguments there.
       host_temp_size_in_bytes: the temporaries there, by XLA's own analysis.
@@ -162,8 +160,6 @@ def analyze_sub_programs(
     later calls read, and the arrays that other sub-programs close over.
 
     Args:
-      calls: the calls of the sub-programs.
-      plans: the plan of each sub-program.
       analyses: the memory that one call of each sub-program uses.
     """
     prefixes = ["", "host_"] if any(plan.slot_kinds for plan in plans.values()) else [""]

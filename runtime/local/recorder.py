@@ -112,8 +112,6 @@ class ProgramTrace:
     """Observer of the traced function of one program; see `codegen.generate`.
 
     Args:
-      recorder: the recorder of its calls.
-      plan: the plan of the program.
       profiled: whether profiles have the times of its launches.
       devices: the number of devices of this process in each slice.
     """

@@ -18,7 +18,6 @@ class SlotArrays:
 
     Attributes:
       shardings: the sharding of each slot; equal shardings are one object, so that comparisons are cheap.
-      avals: the aval of the array in each slot.
       in_shards: the slots that hold a list of shards instead of an array.
     """
 
@@ -31,9 +30,7 @@ def slot_arrays(plan: Plan, meshes: Mapping[str, Mesh], result_avals: Sequence[p
     """Returns the contents of the slots of a plan.
 
     Args:
-      plan: the plan.
       meshes: the devices of its slices, by name.
-      result_avals: the avals of its results.
     """
     return SlotArrays(_shardings(plan, meshes), _avals(plan, result_avals), _in_shards(plan))
 

@@ -35,9 +35,7 @@ def cut_host_program(plan: Plan, owners: Owners, host: int, first: int) -> HostP
     """Cuts the program of a host out of the plan of its island.
 
     Args:
-      plan: the plan of the island.
       owners: the hosts of the devices of all slices of the program.
-      host: the host.
       first: the index of the first transfer that crosses from host to host within the island.
     """
     host_slices = {name for name in plan.slices if host in owners[name]}
@@ -114,7 +112,6 @@ def routes_of(step: Transfer | Send | Receive, devices: int) -> Iterator[tuple[i
     """Yields, for each shard that a step fills, its device, and the operand and the device of its source.
 
     Args:
-      step: the step.
       devices: the number of devices of the destination.
     """
     routes = step.routes or (tuple((0, device) for device in range(devices)),)

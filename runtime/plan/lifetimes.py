@@ -19,7 +19,6 @@ class SlotChanges:
       step: the number of the step, `BEFORE` for arguments and for received arrays: these have their memory
         before the first step runs, since the thread that issues steps does not wait for any.
       freed: the slots whose arrays are donated to the launch, before it fills others, or released.
-      filled: the slots that are filled.
     """
 
     step: int

@@ -64,7 +64,6 @@ class Computation:
       module: MLIR bytecode or a portable artifact of StableHLO with one public function `main`, donation as
         argument attributes.
       operands: types of the arguments of `main`.
-      results: types of its results.
       donated: numbers of the arguments that it consumes.
       callbacks: whether it calls back into Python.
       effects: whether it does more than compute its results, such as print.
@@ -87,8 +86,6 @@ class Launch:
     """Execution of a computation on all devices of a slice.
 
     Attributes:
-      computation: the name of the computation.
-      slice: the slice.
       operands: the slots that it reads.
       results: the slots that it fills.
       label: its name in traces and errors.
@@ -121,7 +118,6 @@ class Transfer:
       dst: the slice of the results.
       routes: for each result, and for each device of `dst`, the position of an operand and the number of
         the device of `src` whose shard of it is copied; None for a copy shard by shard.
-      channel: the channel that it uses.
     """
 
     operands: tuple[Slot, ...]
@@ -151,7 +147,6 @@ class Send:
       operands: the slots of the arrays.
       src: the slice of the operands, on this host.
       dst: the slice of the results, on the host `peer`.
-      channel: the channel.
       peer: the number of the host that receives.
       index: the number of the transfer among all transfers between hosts of a step; the sender and the
         receiver use the same one, and no other transfer does.
@@ -186,7 +181,6 @@ class Receive:
       results: the slots that it fills.
       src: the slice of the operands, on the host `peer`.
       dst: the slice of the results, on this host.
-      channel: the channel.
       peer: the number of the host that sends.
       index: the number of the transfer among all transfers between hosts of a step; the sender and the
         receiver use the same one, and no other transfer does.
@@ -217,7 +211,6 @@ class Replicas:
 
     Attributes:
       slices: for each replica, the slices that hold the array; in a host program, those on that host.
-      numbers: the number of each of these replicas.
       count: the number of all replicas.
       split: the dimension that is split in a block for each replica; None if each has the whole array.
     """
@@ -237,7 +230,6 @@ class Argument:
     """Argument of the program.
 
     Attributes:
-      type: its type.
       slots: the slot that holds it, by slice; several slices for a mirrored argument, none for one that
         nothing reads.
       donated: whether the program consumes it.
@@ -262,7 +254,6 @@ class Result:
     """Result of the program.
 
     Attributes:
-      type: its type.
       slots: the slot that holds it, by slice; several slices for a mirrored result.
       replicas: its distribution over replicas; None in a program without replicas.
       memory_kind: its memory kind; None for the default memory of devices.
@@ -279,11 +270,9 @@ class Plan:
     """Plan of a scheduled program, or of one host's share of it.
 
     Attributes:
-      name: the name of the program.
       slices: the slices that it needs, by name.
       computations: its XLA modules, by name.
       arguments: all arguments: those that the caller passes, with constants anywhere among them.
-      results: its results.
       steps: launches, transfers and releases in an order that was proved free of deadlock; a host program has
         sends and receives, too.
       slot_types: the type of the array in each slot.

@@ -25,7 +25,6 @@ class SubProgramCall:
     Values are numbered: first the arguments of the program, then the results of calls in order.
 
     Attributes:
-      sub_program: the name of the sub-program.
       operands: the values that it reads.
       results: the values that it produces.
       types: the types of its results, as callers see them.
@@ -49,7 +48,6 @@ class SubProgramCalls:
     """The `@main` of a program that is cut in several sub-programs.
 
     Attributes:
-      arguments: the types of its arguments.
       argument_kinds: the memory kinds of its arguments, None for the default memory of devices.
       donated: the numbers of the arguments that it consumes.
       calls: its calls, in order; the results of the last one are those of the program.

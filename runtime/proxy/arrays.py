@@ -229,7 +229,6 @@ def copy(
     """Copies arrays, which all have the same devices, to other devices or another memory.
 
     Args:
-      arrays: the arrays.
       devices: as many devices as each array has; empty for its own devices.
       memory_kind: a kind of memory; None for that of the array, the empty string for the default.
     """

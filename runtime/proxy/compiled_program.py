@@ -20,7 +20,6 @@ class CompiledProgram(abc.ABC):
     """Compiled program on its devices.
 
     Attributes:
-      executable: the executable.
       devices: its devices; for a program on one mesh, in the order of shards.
       results: the type and placement of each result.
       donated: the arguments whose buffers an execution consumes.
@@ -43,7 +42,6 @@ class CompiledProgram(abc.ABC):
         """Starts an execution, and returns its results. If it fails, each result holds the error.
 
         Args:
-          arguments: the arguments.
           kept: the arguments that must not be consumed although they are donated.
         """
 

@@ -143,7 +143,6 @@ class ArraySpec:
 
     Attributes:
       dtype: the type of its elements.
-      shape: its shape.
       placement: its devices and sharding.
       layout: the layout of each shard in memory; None for the default.
     """
@@ -189,7 +188,6 @@ class ServedDevices:
 
     Args:
       devices: the devices that clients may use.
-      messages: the classes of messages.
       slices: the number of equal slices that the devices form; if it is more than one, the attributes of
         devices have the index of their slice.
       compile_ifrt: compiles programs in IFRT IR; None rejects them.

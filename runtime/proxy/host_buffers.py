@@ -146,7 +146,6 @@ def open_file(folder: int, name: str, size: int) -> int:
 
     Args:
       folder: the file descriptor of its folder.
-      name: its name there.
       size: its size in bytes.
 
     Raises:
@@ -366,8 +365,6 @@ class FileArrival(Arrival):
     The bytes are read, not mapped: a client that truncates a mapped file would crash the process.
 
     Args:
-      buffers: the buffers of the session.
-      handle: the handle of the buffer.
       size: its size in bytes.
       file: the file descriptor, which this closes.
     """

@@ -62,9 +62,7 @@ class StoredArray:
     """Array in a folder.
 
     Attributes:
-      folder: the folder.
       name: the name of the array there; slashes separate folders.
-      shape: its shape.
       placement: the placement of the array to write or of the one to create.
       dtype: the element type of an array to read; None for one to write.
     """
@@ -100,11 +98,7 @@ class StoredArray:
 
 
 class FileJob:
-    """Job on files that an execution has started.
-
-    Attributes:
-      results: the results of the execution.
-    """
+    """Job on files that an execution has started."""
 
     def __init__(self, specs: Sequence[ArraySpec], timeout: float) -> None:
         self.results = [PendingArray(spec) for spec in specs]

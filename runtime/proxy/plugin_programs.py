@@ -54,11 +54,7 @@ class PluginProgram(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReshardProgram(PluginProgram):
-    """Program that copies arrays to other shardings, on the same or on other devices.
-
-    Attributes:
-      placements: the placement of each result.
-    """
+    """Program that copies arrays to other shardings, on the same or on other devices."""
 
     placements: tuple[ArrayPlacement, ...]
 

@@ -39,12 +39,7 @@ from pathways.runtime.xla.layouts import layout_of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProxyProgram(CompiledProgram):
-    """Program that is one XLA program.
-
-    Attributes:
-      name: the name of its module.
-      layouts: the layout of each operand.
-    """
+    """Program that is one XLA program."""
 
     name: str
     layouts: tuple[Layout | None, ...]
@@ -151,7 +146,6 @@ def compile_program(
     Args:
       served: the devices.
       program: the program of a `CompileRequest`.
-      options: its options.
       watch: returns the context in which a program with that name is compiled.
       cancellation: ends the compilation of a long program.
 
@@ -280,8 +274,6 @@ def check_module(module: ir.Module, platform: str, dialects: Collection[str] = _
     """Checks that the server may compile a module, and prepares its custom calls.
 
     Args:
-      module: the module.
-      platform: the platform of its devices.
       dialects: the dialects that it may use.
 
     Raises:
@@ -357,7 +349,6 @@ def _set_options(own: Any, proto: Any, operands: int, results: int) -> None:
       own: the options of the server for the devices of the program, which are changed.
       proto: the options of the client.
       operands: the number of operands of the program.
-      results: the number of its results.
 
     Raises:
       StatusError: the program itself sets an option that clients may not set, in `compiler_options` of

@@ -91,12 +91,9 @@ class ResilienceCore:
       topology: hosts and replicas.
       policy: when state is copied, and what may go on without which islands.
       stored: the versions that an earlier controller has left in the memory of hosts.
-      disk_steps: the steps of the versions on disk.
 
     Attributes:
-      phase: the current phase.
       attempt: how often steps were resumed; events of earlier attempts change nothing.
-      replicas: the replicas that run.
       table: the versions in the memory of hosts.
       present: the islands that have workers.
       losses: how many losses were survived.

@@ -61,7 +61,6 @@ class RestoreState:
       step: the step before which the state was.
       key: the version in memory; None for that of this step on disk, where each host reads what it needs.
       replicas: the replicas that run from now on.
-      hosts: the hosts that answer.
       loads: what each reads from where.
     """
 

@@ -86,7 +86,6 @@ class WorkersReturned:
     """An island has new workers, which have no arrays.
 
     Attributes:
-      island: the island.
       copies: the blocks of versions that its hosts have in their memory; None where that is as it was known.
     """
 
@@ -122,7 +121,6 @@ class RestoreFailed:
 
     Attributes:
       attempt: the attempt of `RestoreState`.
-      host: the host.
       source: the host whose copy it was; None for a version on disk.
       why: what is wrong.
       is_corrupt: whether the copy cannot be read by any host.

@@ -37,7 +37,6 @@ def place_buddy_copies(
     Args:
       copies: the blocks that each present host has in its memory, or is about to have.
       present: the hosts that have workers.
-      hosts: where hosts are.
       leaving: the hosts whose islands leave, which are given copies only where no other island stays.
 
     Returns:
@@ -99,7 +98,6 @@ def plan_loads(
     Args:
       needs: the blocks that each host is to have.
       copies: the blocks in the memory of each host that has workers.
-      hosts: where hosts are.
     """
     loads: dict[Transfer, set[str]] = collections.defaultdict(set)
     owners: dict[str, list[int]] = collections.defaultdict(list)

@@ -94,7 +94,6 @@ class BlockCopy:
       number: a number that no other copy has.
       source: the host that has the blocks.
       target: the host that is to have it in its memory; the same one for its own.
-      blocks: the blocks.
     """
 
     number: int
@@ -108,9 +107,7 @@ class BlockLoad:
     """Blocks that a host restores to its devices.
 
     Attributes:
-      host: the host.
       source: the host that has them in its memory.
-      blocks: the blocks.
     """
 
     host: int

@@ -19,7 +19,6 @@ class StateVersion:
       replicas: the replicas that ran.
 
     Attributes:
-      blocks: all its blocks.
       copies: the blocks in the memory of each host.
       pending: the copies that are being made, by their numbers.
       orphans: the copies that were being made when their source or target was lost, and may be complete.

@@ -37,7 +37,6 @@ class ChildProcess:
     """Child of this process.
 
     Args:
-      command: its command line.
       on_line: called with each line that it writes to standard error.
       blocked: the signals that it blocks from its start.
       options: other options of `subprocess.Popen`.
@@ -237,7 +236,6 @@ def send_piece(connection: socket.socket, piece: bytes, deadline: float | None =
     """Sends bytes, preceded by their length.
 
     Args:
-      connection: the connection.
       piece: the bytes.
       deadline: the time by which they must be sent, on the clock of `time.monotonic`; None for no limit.
 

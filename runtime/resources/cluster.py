@@ -39,7 +39,6 @@ class Device:
       id: its id in the process of its host, unique within a platform.
       platform: the platform that programs are lowered for: cpu, cuda, rocm, tpu.
       host: the process that owns it.
-      island: the name of its island.
       memory: the bytes of memory that programs may use, None if unknown.
     """
 

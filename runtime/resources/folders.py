@@ -18,7 +18,6 @@ class PermittedFolders:
     that a link which another process creates in the meantime is an error.
 
     Args:
-      folders: the folders.
       advice: the remedy in the error for any other path.
 
     Raises:

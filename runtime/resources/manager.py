@@ -30,7 +30,6 @@ class Binding:
     Attributes:
       devices: the devices, in the order of its mesh.
       shape: the sizes of its axes, major to minor.
-      axis_names: their names.
       program: the program that used the slice first.
     """
 
@@ -236,7 +235,6 @@ class ResourceManager[S: RequestedSlice]:
         """Returns devices for each slice, chosen by depth-first search; None if there are none.
 
         Args:
-          slices: the slices.
           islands: the devices of each island that are free.
           failed: states of the search without a solution: the number of slices, and of free devices on each
             island. Without them, the search would be exponential in the number of slices.
@@ -333,7 +331,6 @@ def _homes_of_replicas[S: RequestedSlice](
     """Returns an island for each slice, the same one for all slices of a replica.
 
     Args:
-      slices: the slices of a program.
       held: the devices of those that have some.
       free: the number of devices of each island that are free for the others.
 

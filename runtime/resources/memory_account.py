@@ -55,7 +55,6 @@ class MemoryAccount:
         """Allocates bytes; returns one allocation for each size, or none if there is no limit.
 
         Args:
-          sizes: the sizes.
           consumed: allocations that are freed for it, in one step: no other thread gets their bytes.
 
         Raises:

@@ -91,7 +91,6 @@ def is_shared(address: str, port: int) -> bool:
     Args:
       address: an IPv4 address. Sockets that listen on all addresses do not count: the kernel prefers those of
         the address itself.
-      port: the port.
     """
     inodes: set[str] = set()
     number = int.from_bytes(socket.inet_aton(socket.gethostbyname(address)), sys.byteorder)

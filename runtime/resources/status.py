@@ -18,8 +18,6 @@ class HostStatus:
       host: its number.
       island: the name of its island, or of all islands of this process.
       pid: its process.
-      platform: the platform of its devices.
-      devices: the number of its devices.
       arrays: the number of arrays that it holds for programs and their callers; None if it did not report.
       bytes: the bytes of these arrays, all shards together; None if it did not report.
       programs: the names of the programs that are loaded on it.
@@ -44,8 +42,6 @@ class SliceStatus:
     """Status of a slice.
 
     Attributes:
-      name: its name.
-      island: its island.
       devices: the positions of its devices in the cluster.
       program: the program that was the first to use it.
     """
@@ -61,8 +57,6 @@ class StepStatus:
     """Status of a pending step.
 
     Attributes:
-      program: the name of its program.
-      number: its number.
       seconds: the time since it was issued.
       hosts: the hosts that have not finished it.
     """
@@ -146,7 +140,6 @@ class Status:
 
     Attributes:
       backend: `local` for the devices of this process, `hosts` for those of workers.
-      hosts: the hosts.
       slices: the slices that have devices.
       steps: the pending steps. Steps of this process are not counted.
       waits_for_network: whether recent steps waited for the longest round trip to a host, rather than for
@@ -244,9 +237,7 @@ class IslandStatus:
     """Status of an island of a service.
 
     Attributes:
-      name: its name.
       state: `running`, or the reason why it is not.
-      hosts: its hosts.
     """
 
     name: str
@@ -259,7 +250,6 @@ class ClientStatus:
     """Status of a client of a service.
 
     Attributes:
-      name: its name.
       weight: its weight: a client's share of a busy device is its weight over the sum of all weights.
       steps_done: the number of its finished steps.
       queued: the number of its steps that wait for their islands.
@@ -283,8 +273,6 @@ class ServiceStatus:
 
     Attributes:
       pid: its process.
-      islands: its islands.
-      clients: the connected clients.
       spares: the spare workers; None if there are to be none.
     """
 

@@ -27,10 +27,8 @@ def simulate(
     """Replays a plan.
 
     Args:
-      plan: the plan.
       times: the durations of launches; by default one unit for each placed call.
       link: the links between slices; by default transfers take no time.
-      title: the title of the timeline.
     """
     times = times or Times()
     spans = _Replay(plan, times, link or Link()).spans()
@@ -44,7 +42,6 @@ def steady_step_time(plan: Plan, times: ReplayTimes, link: Link, steps: int) -> 
     the start and end of steps. Results that the next step reads are on its slice already.
 
     Args:
-      plan: the plan.
       times: the durations of launches, as for `simulate`.
       link: the links between slices.
       steps: the number of steps, at least 2.

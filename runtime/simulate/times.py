@@ -30,12 +30,7 @@ class ReplayTimes(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TimesOfCalls:
-    """Durations of placed calls that a program states; glue takes no time.
-
-    Attributes:
-      unit: the unit of the times.
-      calls: the time of each call.
-    """
+    """Durations of placed calls that a program states; glue takes no time."""
 
     unit: str
     calls: Mapping[CallKey, float]

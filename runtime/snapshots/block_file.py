@@ -56,7 +56,6 @@ def write_blocks(file: int, blocks: Iterable[StateBlock]) -> None:
 
     Args:
       file: its file descriptor.
-      blocks: the blocks.
 
     Raises:
       TypeError: a block has elements without a fixed size.

@@ -56,7 +56,6 @@ class StoredCopies:
     """Copies of a version that a host has.
 
     Attributes:
-      numbers: the numbers of the copies.
       is_committed: whether the version is recorded as committed.
     """
 
@@ -70,7 +69,6 @@ class HostSnapshots:
     Args:
       folder: the folder of all snapshots of the user (`HostOptions.snapshot_folder`).
       cluster: the name of the cluster, which tells it from others of the user.
-      host: the number of the host.
 
     Raises:
       SnapshotError: the folder is a link, or others may enter it; or another process has it.
@@ -113,7 +111,6 @@ class HostSnapshots:
         Args:
           key: the version.
           copy: the number of the copy, which no other copy of the version has.
-          blocks: the blocks.
 
         Raises:
           SnapshotError: there is no space.

@@ -28,7 +28,6 @@ class SnapshotLeftover:
     """Snapshots of a host whose process is dead.
 
     Attributes:
-      cluster: the name of its cluster.
       host: the name of its folder.
       count: how many bytes they take.
       seconds: the time since they were changed.

@@ -54,8 +54,6 @@ def client_run_name(service: str, client: int, run: str) -> str:
 
     Args:
       service: `this_process` of the service, whose process decides how long the run may last.
-      client: the number of the client.
-      run: the name that the client gives the run.
     """
     return f"client-{service}-{client}-{run[-32:]}"
 
@@ -84,7 +82,6 @@ def remove_client_runs(
     """Removes what lost workers have left of the runs of clients.
 
     Args:
-      folder: the folder of all snapshots.
       service: see `client_run_name`.
       has_ended: returns whether the client of a number has disconnected.
     """

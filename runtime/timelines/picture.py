@@ -43,7 +43,6 @@ def _panel(timeline: EventLog, whole: float) -> Iterator[str]:
     """Yields one timeline: its title, and a lane for each slice.
 
     Args:
-      timeline: the timeline.
       whole: the time that spans the whole width.
     """
     scale = (_WIDTH - _LEFT - _GAP) / whole

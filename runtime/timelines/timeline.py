@@ -70,11 +70,8 @@ def timeline_of(
     """Returns the timeline of a plan whose steps ran at these times.
 
     Args:
-      plan: the plan.
       spans: the time span of each launch, transfer and receive, by the number of its step. Where one is
         missing, because it was not recorded, the memory of its slice is unknown.
-      unit: the unit of the times.
-      title: the title of the timeline.
       hosts: the host of each slice, where the program runs on several.
     """
     numbers = {step: n for n, step in enumerate(spans)}

@@ -34,7 +34,6 @@ class Loaded:
     """Executable on its devices.
 
     Attributes:
-      executable: the executable.
       provenance: `compiled`, or the source of its code.
       seconds: the time that compiling or loading took.
       fresh: whether this process compiled it. No other executable can be serialised: a copy loses its code.
@@ -91,9 +90,7 @@ class Job:
     """Work of one request: its key, its compile options, and its place in the code store.
 
     Attributes:
-      request: the request.
       key: the key of the executable; requests with equal keys share it.
-      options: the options of the compiler.
       store: the store of its code for later processes; None if the code cannot be stored.
       stored: its key in the store.
     """

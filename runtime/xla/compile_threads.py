@@ -63,7 +63,6 @@ class ProgressLine:
     Args:
       total: the number of computations to load.
       progress: called whenever computations become ready; None for a line on standard error.
-      program: the name of the program.
     """
 
     _times: ClassVar[collections.Counter[str]] = collections.Counter()

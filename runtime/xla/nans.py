@@ -24,11 +24,6 @@ def find(
 
     A loop or branch counts as one operation.
 
-    Args:
-      computation: the computation, with locations.
-      devices: the devices of its slice.
-      operands: the operands that it was launched with.
-
     Returns:
       The operation and its line. None if it cannot be found: the computation calls back into Python, or XLA
       computes other values when it has more results.

@@ -33,7 +33,6 @@ def rehearse_apart(bundle: Bundle, devices: int) -> None:
     """Checks a bundle and compiles its computations, in a new process.
 
     Args:
-      bundle: the bundle.
       devices: the number of devices of this process.
 
     Raises:
@@ -56,7 +55,6 @@ def rehearse(bundle: Bundle, devices: int) -> None:
     """Checks a bundle and compiles its computations, in the new process.
 
     Args:
-      bundle: the bundle.
       devices: the number of devices of the requesting process.
 
     Raises:

@@ -19,9 +19,7 @@ def check_extension(tool: str, path: str, content: str, *usual: str) -> None:
     """Warns if the suffix of an output's name is that of another format.
 
     Args:
-      tool: the tool that warns.
       path: the file; one without a suffix, or no regular file, may hold anything.
-      content: the contents that are written.
       *usual: the suffixes of such contents.
     """
     target = Path(path)

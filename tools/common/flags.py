@@ -65,9 +65,6 @@ class FlagParser(CommandParser):
     """Parser of the flags of a tool.
 
     Args:
-      tool: the name of the tool.
-      usage: its usage.
-      description: its description.
       more_help: returns the text of `--help` after the flags.
       library: the package whose version `--version` names beside ours.
     """
@@ -103,7 +100,6 @@ class FlagParser(CommandParser):
         """Returns the parser of a command, to which its own flags are to be added.
 
         Args:
-          name: its name.
           usage: its usage, after the name.
           help: its description.
         """

@@ -35,9 +35,7 @@ class TooFewDevices(CannotRun):
     """Program needs more devices than there are.
 
     Attributes:
-      needed: the number that it needs.
       present: the number that exist.
-      platform: their platform.
     """
 
     def __init__(self, message: str, needed: int) -> None:

@@ -92,7 +92,6 @@ class Model:
     Attributes:
       times: the duration of launches.
       link: the links between slices.
-      title: the title of its timeline.
     """
 
     times: ReplayTimes

@@ -48,7 +48,6 @@ class ArrayText:
 
     Attributes:
       dtype: numpy's name of its dtype, or `key` for a typed PRNG key.
-      shape: its shape.
     """
 
     dtype: str

@@ -70,10 +70,7 @@ class PythonTarget:
     """Program, and the module that it was found in.
 
     Attributes:
-      name: its name in the module.
       where: the file or the module, as the user wrote it.
-      module: the module.
-      program: the program.
     """
 
     name: str

@@ -76,7 +76,6 @@ class _Features:
     """Requests of the editor that the server answers.
 
     Args:
-      server: the server to register with.
       timeout: the time limit of a parse, in seconds.
     """
 
@@ -239,7 +238,6 @@ def column_of(line: str, character: int, units: Callable[[str], int]) -> int:
     """Returns the column, in characters, of a position in a line.
 
     Args:
-      line: the line.
       character: the position, in units of the editor.
       units: returns the number of these units of a text.
     """

@@ -96,7 +96,6 @@ class EventLog:
     """One step of a program, planned, simulated or measured.
 
     Attributes:
-      program: the name of the program.
       title: what it shows, such as `planned, times=units` or `measured, step 3`.
       unit: the unit of all times, `s` for seconds, `units` for units of the schedule, or `flops`.
       slices: the names of the slices, in the order of the program.

@@ -137,8 +137,6 @@ def make_predicated(function: ir.OpView, name: str, handed_on: Sequence[int | No
     """Makes a computation that does what a function does if its first argument is true.
 
     Args:
-      function: the function.
-      name: the name of the computation.
       handed_on: of each result the argument of the function that it is otherwise; None for zeros.
     """
     types, results = list(function.type.inputs), list(function.type.results)

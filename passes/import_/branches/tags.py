@@ -23,7 +23,6 @@ class Branch(NamedTuple):
     """One of the two branches of a condition.
 
     Attributes:
-      condition: the name of the condition.
       taken: whether it is done where the condition holds, or where it does not.
     """
 

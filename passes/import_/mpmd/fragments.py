@@ -28,11 +28,7 @@ _OF_SHARDY = ("mesh_shape", "reserved_hbm_bytes")
 
 
 class Origins:
-    """Reader of the origins of fragments.
-
-    Args:
-      fragments: all fragments of the program.
-    """
+    """Reader of the origins of fragments."""
 
     def __init__(self, fragments: Sequence[ir.OpView]) -> None:
         self._last: dict[str, int] = {}
@@ -86,7 +82,6 @@ class FragmentComputations:
     """Creator of the private function of each fragment, and of a variant for each sharding of its values.
 
     Args:
-      module: the module.
       symbols: its symbols; those of new functions are added.
     """
 

@@ -128,7 +128,6 @@ class IfrtArray:
     """Contents of an `!ifrt.array`.
 
     Attributes:
-      type: the type of the whole array.
       sharding: its sharding over its devices; None where there is none.
       devices: the devices, as the program numbers them.
       memory_kind: the memory that it is in; None where the type has none.

@@ -43,7 +43,6 @@ class ArrayTypes:
         Args:
           op: where to report what is wrong with it.
           what: what to call the value there.
-          type_: the type.
 
         Raises:
           PassFailure: it is no array.
@@ -128,7 +127,6 @@ class SliceMeshes:
     """Meshes of the lists of devices of a program.
 
     Args:
-      module: the module.
       function: the program.
       types: reads its types.
     """

@@ -99,12 +99,7 @@ def ifrt_function(module: ir.Module) -> ir.OpView:
 
 
 class _IfrtImporter:
-    """Builds `@main` anew, operation by operation.
-
-    Args:
-      module: the module.
-      function: its main function.
-    """
+    """Builds `@main` anew, operation by operation."""
 
     def __init__(self, module: ir.Module, function: ir.OpView) -> None:
         self.module = module

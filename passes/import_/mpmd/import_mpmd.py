@@ -134,8 +134,6 @@ class _Importer:
     """Builds `@main` anew, operation by operation.
 
     Args:
-      module: the module.
-      function: the function with the topology.
       topology: its meshes.
     """
 

@@ -15,11 +15,7 @@ from pathways.passes.manager.base import fail, remark
 
 
 class MpmdLayouts:
-    """Translator of shardings of Shardy's to slices, with those that it has translated.
-
-    Args:
-      symbols: the symbols of the module.
-    """
+    """Translator of shardings of Shardy's to slices, with those that it has translated."""
 
     def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:
         self._symbols = symbols
@@ -44,7 +40,6 @@ class MpmdLayouts:
           op: where to report what is wrong with it.
           what: what to call the value there.
           sharding: the sharding in Shardy's program.
-          type_: the type of the value.
           home: the slice.
 
         Raises:

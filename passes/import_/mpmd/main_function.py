@@ -27,8 +27,6 @@ def rebuild_main(
 
     Args:
       old: the function that it replaces.
-      arguments: the new arguments.
-      results: the new results.
       operations: the operations of the old function.
       values: what each value becomes; the arguments are added first.
       build: builds what an operation becomes, and adds its results to `values`.

@@ -23,7 +23,6 @@ class Home:
 
     Attributes:
       slice: its name in the module.
-      mesh: its mesh.
     """
 
     slice: str
@@ -42,7 +41,6 @@ def declare_slices(
     """Declares a slice for each mesh of a topology; equal meshes share an `sdy.mesh`.
 
     Args:
-      module: the module.
       topology: the meshes by name.
       overlapping: those that have devices in common.
     """

@@ -193,8 +193,6 @@ def _write(
     """Writes the slices of all arguments, operations and results.
 
     Args:
-      problem: the problem.
-      homes: the homes of its values.
       where: the slices of its operations; none of those that are mirrored.
       mirrored: the slices of its mirrored values.
     """

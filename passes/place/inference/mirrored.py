@@ -131,8 +131,6 @@ def _repeated(
     """Takes small operations to slices that read their results.
 
     Args:
-      problem: the problem.
-      homes: the homes of its values.
       where: the slices of its operations.
       order: the order in which to look at operations.
       also: which operations to take along, by the slices so far, the position of the operation whose result

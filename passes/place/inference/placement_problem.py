@@ -57,12 +57,10 @@ class PlacementProblem:
 
     Attributes:
       main: the function.
-      symbols: the symbols of its module.
       names: the slices.
       mirror_bytes: the size up to which a value is small.
       operations: all but the return, in their order, and but what is available on every slice.
       indices: the numbers of iterations of loops, which are available on every slice.
-      arguments: the arguments.
       donated: those that the caller gives up.
       kept: the slice, by its number, of those that stay where the caller has them.
       returned: what the return reads.

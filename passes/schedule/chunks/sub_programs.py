@@ -36,7 +36,6 @@ class SubProgram:
     """Sub-program of the whole: a chunk of iterations, or what is before, between or after loops in chunks.
 
     Attributes:
-      name: the name of its module.
       kept: the positions of its operations.
       loop: the loop that it is a chunk of; None for other sub-programs.
       inputs: its arguments, in order; those of a chunk begin with what iterations pass on.
@@ -62,7 +61,6 @@ class SubProgramWriter:
     """Writer of the module of one sub-program, from a copy of the whole.
 
     Args:
-      whole: the module of the whole program.
       sub_program: the sub-program; a `pw.carry` in it begins an iteration.
       kinds: the memory kinds of values of the whole; others are in the default memory of devices.
       is_last: whether it returns the results of the whole.

@@ -129,7 +129,6 @@ class _Body:
       calls: the kinds of placed calls that all its launches are of.
       arguments: of the computation.
       operations: all but the return.
-      returned: the values that it returns.
       loops: the large loops among the operations.
     """
 
@@ -247,7 +246,6 @@ class _SharedLoop:
 
     Attributes:
       computation: what is launched in its place.
-      returned: the results of the loop that it returns.
       calls: the kinds of placed calls that all launches of its holders are of.
     """
 

@@ -43,8 +43,6 @@ class LaunchTimes:
     """Durations of the launches of a program that stand for placed calls.
 
     Args:
-      module: the module.
-      events: its events.
       calls: the placed calls of each launch that is not glue, by its number.
     """
 

@@ -17,7 +17,6 @@ def renumber(module: ir.Module, operations: Iterable[ir.OpView]) -> None:
     """Numbers all that is in the order of a slice, or of slices that share one, from 0 and without gaps.
 
     Args:
-      module: the module.
       operations: those of `@main`; of two with one `order`, the first comes first.
     """
     queues = device_queues(module)

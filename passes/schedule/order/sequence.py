@@ -49,7 +49,6 @@ class Key(NamedTuple):
       instant: when it runs there.
       anchor: the number of the launch that it is, that it sends from, or that it sends to.
       rank: whether it arrives at the anchor, is the anchor, or leaves from it.
-      number: its own number.
     """
 
     segment: int

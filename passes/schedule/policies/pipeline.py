@@ -124,7 +124,6 @@ def step_time(pipeline: Pipeline, orders: Order) -> int:
     """Returns the time of a step if forwards and halves of backwards take one unit, whole backwards two.
 
     Args:
-      pipeline: the pipeline.
       orders: of its slices; they can be met.
     """
     waits_for = {

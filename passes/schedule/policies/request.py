@@ -25,7 +25,6 @@ class ScheduleRequest:
     """A policy with its options; `str` writes what `read_request` reads.
 
     Attributes:
-      policy: the name of the policy.
       max_live: on how many microbatches each stage may work at once, until its backward or the half of the
         weights is done; 0 for any number.
       max_pending: for how many microbatches a stage may have done the first half of a backward but not the

@@ -46,7 +46,6 @@ class _Row:
     Args:
       down: its stage on the way down.
       up: its stage on the way up.
-      pipeline: the pipeline.
     """
 
     def __init__(self, down: int, up: int, pipeline: Pipeline) -> None:

@@ -69,7 +69,6 @@ class Member:
     """An array in a bucket.
 
     Attributes:
-      type: its type.
       layout: its sharding over its slice.
       spread: its sharding over all devices, as far as its dimensions go.
       shard: the shape of what a device has of it then.

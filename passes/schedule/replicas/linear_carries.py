@@ -31,7 +31,6 @@ def linear_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict[Ne
 
     Args:
       main: `@main`, in which all work is launches.
-      symbols: the symbols of its module.
     """
     follower = _Follower(symbols, {})
     ends: dict[NextOp, float] = {}
@@ -65,7 +64,6 @@ class _Follower:
     """Follows sources, such as carried values, through the operations of a block, which it reads in order.
 
     Args:
-      symbols: the symbols of the module.
       known: the computations that were read before.
     """
 

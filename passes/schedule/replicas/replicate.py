@@ -87,7 +87,6 @@ class _Replicator:
     """Writer of the program of all replicas.
 
     Args:
-      module: the module.
       main: its `@main`.
       shares: the values that are split over replicas.
       layouts: the shardings of values over their slices.

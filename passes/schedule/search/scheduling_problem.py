@@ -21,7 +21,6 @@ class Held:
     """Memory of a slice that is held from the beginning of one action to the end of others.
 
     Attributes:
-      size: its size.
       first: the action that begins it.
       last: the actions that it outlives, all of the slice of `first`: it ends with the last of them.
     """

@@ -70,7 +70,6 @@ class LoopSplitter:
     """Splitter of the loops of straight-line code.
 
     Args:
-      function: the function that the code is in.
       has_effect: whether an operation does more than compute.
       repeats: whether cheap operations may be done in both halves.
     """

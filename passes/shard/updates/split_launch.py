@@ -64,7 +64,6 @@ class SplitLaunch:
     """Launch that is done on blocks.
 
     Args:
-      launch: the launch.
       splitting: the values that are split.
       layouts: the shardings of values.
       computations: those of the module; equal launches share them.

@@ -37,7 +37,6 @@ class ValueKey(NamedTuple):
 
     Attributes:
       launch: the number of the launch; -1 for a value of `@main`.
-      value: the value.
     """
 
     launch: int
@@ -53,7 +52,6 @@ class OuterLaunch:
     """A launch outside of loops, and its computation.
 
     Attributes:
-      number: its number in keys.
       op: the launch.
       block: the computation, with calls inlined.
       rules: the reader of the sharding rules of its operations.

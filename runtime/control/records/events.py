@@ -10,7 +10,6 @@ class GangKey(NamedTuple):
     """Key of the workers of an island, which differs from that of the workers before them.
 
     Attributes:
-      island: the number of the island.
       start: how often its workers were started before.
     """
 
@@ -135,7 +134,6 @@ class PeerUnreachable:
       by: the workers of its island.
       by_host: its number.
       gang: the workers of the other host's island.
-      host: the other host.
       why: the evidence.
     """
 
@@ -167,7 +165,6 @@ class InputMissed:
       gang: the workers of its island.
       host: its number.
       run: the number of the step.
-      why: why the value is missing.
     """
 
     gang: GangKey
@@ -181,8 +178,6 @@ class ReplyReceived:
     """Reply of a host to a request, or a piece of one.
 
     Attributes:
-      host: the host.
-      request: the number of the request.
       value: the reply, or a `Failure`.
       is_last: whether no other piece follows.
     """

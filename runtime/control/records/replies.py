@@ -14,12 +14,10 @@ class HostRequest:
 
     Args:
       number: its number, which the replies carry.
-      hosts: the hosts to query.
       deadline: when missing replies are no longer awaited; None for never.
       sink: for the shell: where the reply goes.
 
     Attributes:
-      hosts: the hosts to query.
       answers: the replies of each host, in pieces; without hosts that have not replied.
       failures: the failures of hosts that cannot reply.
     """

@@ -10,9 +10,7 @@ class WaitReport:
     """Wait for arrays of another host.
 
     Attributes:
-      host: the other host.
       address: the address of the other host for such requests.
-      channel: the channel.
       src: the slice that they come from.
       dst: the slice that they go to.
       index: the number of the transfer.
@@ -41,7 +39,6 @@ class StepReport:
     """Step that is not done on a host.
 
     Attributes:
-      program: the name of its program.
       run: its number.
       seconds: the time since it began.
       is_issued: whether all of it is issued.
@@ -60,7 +57,6 @@ class CallReport:
     """Call of a function that has not ended on a host.
 
     Attributes:
-      number: its number.
       about: its current operation, as the end of a phrase; empty when that is not known.
       seconds: the time since it began.
       place: its current function, file and line.
@@ -78,7 +74,6 @@ class HostReport:
 
     Attributes:
       arrays: the number of arrays that it holds.
-      bytes: the bytes of all their shards.
       programs: the names of the programs that it has loaded.
       steps: the steps that it has begun, and that are not done.
       calls: the calls of functions that run there.

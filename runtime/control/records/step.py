@@ -24,15 +24,12 @@ class Step:
     that readers can see. Mappings of failures are replaced, and never changed.
 
     Args:
-      program: the name of the program.
       number: its number, unique in the cluster; see `SESSION_BITS`.
-      hosts: the hosts that run it.
       loaded: the number of the program.
       began: when it was issued, in seconds.
       share: its weight in the limit of steps in flight; larger for programs with a smaller limit.
 
     Attributes:
-      hosts: the hosts that run it.
       is_unordered: whether later steps do not wait for it.
     """
 
@@ -109,7 +106,6 @@ class Step:
         """Notes that a host is done; returns whether it was the last one. A repetition changes nothing.
 
         Args:
-          host: the host.
           failure: why all results of the host failed.
           failed: the failures of single results, by their positions.
         """

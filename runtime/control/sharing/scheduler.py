@@ -82,7 +82,6 @@ class ScheduledClient:
     """State of a client in the scheduler.
 
     Attributes:
-      number: its number.
       weight: its weight: its share of a contended device is this over the sum of all clients' weights.
       steps_done: the number of its finished steps.
       device_seconds: the device time that it had, over all islands.
@@ -156,7 +155,6 @@ class Scheduler:
     """Scheduler of one cluster: chooses which step is issued next.
 
     Args:
-      islands: the number of islands.
       ahead: the maximum of steps in flight on an island.
       policy: `fair`, or `fifo`: in the order of submission.
 

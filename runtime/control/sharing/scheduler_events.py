@@ -35,11 +35,6 @@ class QueuedStep(Step):
       share: the number of places that it takes.
       donates: the numbers of its donated arguments on each of its islands.
       starts: for each of its islands, how often workers were started before its own.
-      program: the name of its program.
-      hosts: the numbers of its hosts.
-
-    Attributes:
-      islands: the numbers of its islands.
     """
 
     __slots__ = (
@@ -107,8 +102,6 @@ class OrderedRequest:
     """Request on an island that runs once all earlier steps and requests of its client are issued there.
 
     Attributes:
-      client: the number of the client.
-      island: the number of the island.
       frees: the numbers of the arrays that it frees.
       arguments: the numbers of the arrays that it reads.
       results: the numbers of the arrays that it returns.
@@ -116,7 +109,6 @@ class OrderedRequest:
       is_call: whether its dispatch only starts it, and `CallFinished` ends it. Until then no step is issued
         that reads its results, or that donates its arguments.
       number: the number of a call, see `Step`.
-      name: the name of a call.
       hosts: the numbers of the hosts of a call.
       what: context for the shell.
     """
@@ -160,10 +152,7 @@ class ArrayArrived(msgspec.Struct, frozen=True):
     """Notice that an array of a client is on its way to an island, completely, before all later messages.
 
     Attributes:
-      client: the number of the client.
-      island: the number of the island.
       start: how often the island's workers were started before the receiving ones.
-      array: the number of the array.
     """
 
     client: int

@@ -34,7 +34,6 @@ class _PendingFetch:
     """Fetch of an array from one location, in flight.
 
     Attributes:
-      location: the location.
       number: the number of the array there.
       step: the step that computes it there; None if it was put there.
       requests: the shards that each host sends, and the request for them.

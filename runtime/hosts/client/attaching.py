@@ -31,7 +31,6 @@ class Attachment:
 
     Attributes:
       where: the name of the cluster, or the address of its service.
-      client: the name of the client.
       token: the path of the token; None for the one in the folder of the cluster.
 
     Raises:

@@ -15,7 +15,6 @@ class RelayedConnection(Connection[Any]):
     """Connection to a worker, relayed by the service.
 
     Args:
-      service: the connection to the service.
       host: the number of the worker.
       start: the number of earlier starts of its island.
       sent: the numbers of arrays that this client has sent.

@@ -63,7 +63,6 @@ class RemoteSession(HostSession):
     """Session of a client with a service.
 
     Args:
-      service: the service.
       admitted: its reply to this client, with its islands.
     """
 

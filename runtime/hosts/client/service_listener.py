@@ -58,7 +58,6 @@ class AttachedService:
 
     Attributes:
       heard: the time of its last message, in seconds.
-      round_trip: the time of a round trip to it.
       spares: the status of its spare workers; None if it has none.
     """
 
@@ -93,7 +92,6 @@ class ServiceListener(WorkerListener):
       core: the core that handles the events.
       pool: the workers.
       traces: the handler of messages about traces.
-      service: the service.
       gang_of: creates the handles of the workers of an island.
     """
 

@@ -47,7 +47,6 @@ class EffectRunner:
     Args:
       core: the core; handles the events that result.
       pool: the workers.
-      listener: the listener to them.
       traces: the traces that they take part in.
       starter: the starter of new workers.
       closed: is set when the cluster is closed.

@@ -85,7 +85,6 @@ class EventLoop:
         """Starts to read a connection.
 
         Args:
-          connection: the connection.
           read: processes the available messages; is also called when a send failed, since only reading finds
             the reason.
           buffers: whether messages are buffered until the next call of `run_once`, so that no sender blocks,

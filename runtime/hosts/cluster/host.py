@@ -22,15 +22,12 @@ class WorkerHandle:
 
     Args:
       index: its number.
-      island: the name of its island.
-      process: its process.
       connections: the connections to it, by the names of `messages.CHANNELS`.
       ready: its devices and addresses.
 
     Attributes:
       gang: the workers of its island.
       pulse: the time of its last message.
-      round_trip: the time of a round trip to it.
     """
 
     gang: HostGang
@@ -115,10 +112,6 @@ class HostGang:
     Args:
       life: the state of the gang in the core.
       hosts: the workers, in the order of their devices.
-
-    Attributes:
-      number: the number of the island.
-      name: its name.
     """
 
     def __init__(self, life: GangView, hosts: Sequence[WorkerHandle]) -> None:

@@ -19,7 +19,6 @@ class HostPort:
 
     Attributes:
       number: the number of the argument or result in the program.
-      location: the location of the array.
       donated: whether the program consumes the argument.
     """
 
@@ -37,8 +36,6 @@ class HostedProgram:
     """Program that is loaded on its hosts.
 
     Attributes:
-      number: its number.
-      name: its name.
       gangs: the gangs that run a sub-program of it.
       inputs: the inputs of each island's sub-program, in order.
       outputs: the outputs of each island's sub-program, in order.

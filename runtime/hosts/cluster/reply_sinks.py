@@ -36,9 +36,6 @@ class FetchSink(ReplySink):
 
     Args:
       sizes: the bytes of each shard.
-
-    Attributes:
-      shards: the buffers of the shards.
     """
 
     accepts_all = False

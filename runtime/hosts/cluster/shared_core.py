@@ -30,9 +30,6 @@ class SharedCore:
     the order in which the core returned them: by one thread at a time, either the one that handles the event
     or one that carries out earlier effects.
 
-    Args:
-      core: the core.
-
     Attributes:
       core: the core; reading it needs no lock.
       run_effect: carries out an effect.

@@ -48,7 +48,6 @@ class Starter:
 
     Args:
       settings: the user's settings of the workers.
-      launcher: the launcher of their processes.
       secret: the secret that authenticates them; by default random bytes.
       spares: the spare workers that the launcher may use; by default there are none.
 
@@ -99,7 +98,6 @@ class Starter:
         """Starts all workers of some islands, and waits until they are ready.
 
         Args:
-          islands: the numbers of the islands.
           stop: cancels the start when it is set.
           contact: the timeout for their connections, in seconds.
 

@@ -44,17 +44,14 @@ class WorkerCluster:
     `EffectRunner` carries out its effects.
 
     Args:
-      starter: the starter of the workers.
       settings: the user's settings of them.
       sink: the sink of messages about steps, for a service; see `WorkerListener`.
       policy: the policy of the scheduler, see `ClusterCore`.
 
     Attributes:
       settings: the user's settings.
-      core: the core.
       pool: the workers.
       loop: the event loop that reads their messages about steps.
-      listener: the listener to them.
       effect_runner: the runner of the core's effects.
       traces: the traces that they take part in.
 

@@ -38,7 +38,6 @@ def check_name(name: str, kind: str) -> str:
     """Checks the name of a cluster or a client, and returns it.
 
     Args:
-      name: the name.
       kind: the kind of thing that has the name, for the message.
 
     Raises:
@@ -66,12 +65,7 @@ def shown(address: Address) -> str:
 class ClusterFolder:
     """Folder of a cluster.
 
-    Args:
-      name: the name of the cluster.
-
     Attributes:
-      name: the name of the cluster.
-      path: the path of the folder.
       token: the file with the secret of the cluster.
       log: the log file of the service.
       socket: the socket of the service, unless it listens on an address and a port.
@@ -256,7 +250,6 @@ def call_service(
 
     Args:
       address: where it listens.
-      secret: the secret of the cluster.
       purpose: what the connection is for.
       decode: decodes messages of the service.
 

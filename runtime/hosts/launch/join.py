@@ -48,8 +48,6 @@ class JoinedMachine:
     """Machine that joins a controller.
 
     Args:
-      address: the address of the controller.
-      secret: the secret of the cluster.
       host: the number of the host that the machine wants to be; `ANY_HOST` for any.
       wait: seconds for which the controller may be out of reach.
     """

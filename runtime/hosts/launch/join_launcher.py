@@ -46,7 +46,6 @@ def secret_of(path: str, setting: str = "secret_file") -> bytes:
     """Returns the secret in a file, without surrounding white space.
 
     Args:
-      path: the path of the file.
       setting: the name of the setting, for messages.
 
     Raises:
@@ -82,7 +81,6 @@ class JoinedWorker:
     """`WorkerProcess` of a worker on a joined machine.
 
     Args:
-      connection: the connection to the machine.
       pid: the process id of the worker, on its machine.
       on_idle: is called when the machine has no worker any more.
     """
@@ -127,8 +125,6 @@ class JoinLauncher:
 
     Args:
       endpoints: where it listens: on the first of its ports.
-      secret: the secret of the cluster.
-      hosts: number of hosts.
 
     Attributes:
       address: the address where it listens.

@@ -73,7 +73,6 @@ def launcher_of(settings: Settings, take_spare: Callable[[WorkerConfig], Child |
     """Returns the launcher of workers.
 
     Args:
-      settings: the settings of the workers.
       take_spare: see `Spawner`; only children of this process can be spares.
 
     Raises:

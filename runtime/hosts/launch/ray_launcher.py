@@ -64,7 +64,6 @@ class RayWorker:
     Args:
       ray: the module.
       left: is set when the launcher has disconnected from Ray.
-      actor: the actor.
       pid: the process id of the worker, on the machine of the actor.
     """
 

@@ -93,7 +93,6 @@ class Settings:
     """Settings of all workers of a cluster.
 
     Attributes:
-      islands: the islands.
       options: see `HostOptions`.
       bind: see `Endpoints`.
       start: the command that starts a worker on its machine; None where machines have no names.

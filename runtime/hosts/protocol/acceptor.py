@@ -55,7 +55,6 @@ class Acceptor:
 
     Args:
       server: the socket; shutting it down stops the acceptor.
-      secret: the secret of the cluster.
       admits: returns whether connections for a purpose are accepted.
       decode: decodes messages of the peers.
       on_authenticated: handles authenticated connections, in a thread for each; others are closed.
@@ -158,7 +157,6 @@ def open_connection(
 
     Args:
       sock: a connected socket, which is closed if the handshake fails.
-      secret: the secret of the cluster.
       purpose: what the connection is for.
       decode: decodes messages of the server.
       seconds: deadline of the whole handshake.

@@ -48,7 +48,6 @@ class ClientHandshake:
     """State of the side that opens a connection.
 
     Args:
-      secret: the secret of the cluster.
       purpose: what the connection is for.
       nonce: random bytes that were never used before.
 
@@ -85,7 +84,6 @@ class ServerHandshake:
     """State of the side that accepted a connection.
 
     Args:
-      secret: the secret of the cluster.
       admits: returns whether connections for a purpose are accepted.
       nonce: random bytes that were never used before.
 

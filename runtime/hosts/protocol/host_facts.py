@@ -14,7 +14,6 @@ class HostFacts:
     """Facts about a compiled program on its hosts.
 
     Attributes:
-      memory: the memory of each slice.
       flops: the floating-point operations of a launch of each computation on each slice, on all its devices.
       text: the text of XLA's modules, if it was requested.
     """

@@ -19,11 +19,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       controller: where the controller listens: the path of a socket, or address and port.
       secret: the secret of the cluster, in hexadecimal digits.
-      host: the number of the host.
       epoch: how often workers were started before: distinguishes workers of the same number.
       rank: the index of the host in its island.
       size: number of hosts of the island.
-      cpu_devices: number of CPU devices.
       heartbeat: seconds after which a silent peer is lost.
       grace: seconds that its island may take to finish after SIGTERM.
       ports: the first and the last port that it may listen on; None for any.

@@ -41,7 +41,6 @@ class DeviceLayout(msgspec.Struct, frozen=True):
     Attributes:
       devices: the ids of the devices, in the order of the mesh.
       mesh: the sizes of the axes of the mesh.
-      axis_names: the names of the axes.
       dims: the axes that split each dimension.
       memory_kind: the memory of the devices, as JAX names it; None for their default memory.
     """
@@ -69,7 +68,6 @@ class Purpose(msgspec.Struct, frozen=True):
       host: the number of a worker.
       epoch: how often workers were started before it.
       to: the side that it connects to: `controller`, `host 3`, or `service`.
-      name: the name of a client.
     """
 
     channel: str
@@ -131,7 +129,6 @@ class Ready(Message, frozen=True):
     """Notice that a worker has its devices, and can run programs.
 
     Attributes:
-      platform: the platform of its devices.
       devices: their ids, unique in its island.
       memory: bytes of memory of each, None if unknown.
       data_address: the address from which other workers pull arrays.
@@ -152,13 +149,9 @@ class Load(Message, frozen=True):
     """Request to compile the program of an island; the reply is `LoadDone`.
 
     Attributes:
-      request: the number of the request.
-      program: the number of the program.
-      name: its name.
       module: bytecode of the module in the form `host`, with the function of this island only.
       computations: those that the module only declares, by name.
       constants: those that the module only declares, by name.
-      island: the number of the island.
       devices: the ids of the devices of each slice.
       owners: the hosts of the devices of each slice.
       peers: the data address of each host, followed by a `#` and an id of the worker process.
@@ -166,7 +159,6 @@ class Load(Message, frozen=True):
       base: the random number from which ids of transfers are computed, see `worker_target.TransferIds`.
       crossing: number of transfers between islands in a run, on all islands together.
       stride: maximum number of transfers in a run.
-      argument_names: the names of its arguments, for messages.
       weak_results: for each of its results whether it is weakly typed.
     """
 
@@ -192,9 +184,7 @@ class Put(Message, frozen=True):
     """Announcement of an array; the bytes of its different shards follow in `Chunk`s.
 
     Attributes:
-      array: the number of the array.
       shape: its global shape.
-      dtype: its dtype.
       placement: its layout.
       shards: for each device the number of its shard among those that follow; -1 for devices of other hosts.
     """
@@ -211,7 +201,6 @@ class Chunk(Message, frozen=True):
 
     Attributes:
       number: the number of the array of the `Put`, or of the request of the `Fetch`.
-      shard: the number of the shard.
       offset: the offset of the bytes in the shard.
       size: number of bytes.
     """
@@ -226,7 +215,6 @@ class Run(Message, frozen=True):
     """Request to run a program: the one message of a step.
 
     Attributes:
-      program: the number of the program.
       run: the number of the step, higher than those before it.
       first: the number of the first result; the other results follow it.
       arguments: the numbers of the arguments, in order.
@@ -251,7 +239,6 @@ class Fetch(Message, frozen=True):
 
     Attributes:
       request: the number of the request, which the replies carry.
-      array: the number of the array.
       devices: a device for each shard, by its position among the devices of the array on this host.
       size: total bytes of the shards.
       credit: number of bytes that may be sent before the first `Credit`; None for all.
@@ -291,7 +278,6 @@ class Cancel(Message, frozen=True):
     """Request to free the arrays that were sent to lost hosts.
 
     Attributes:
-      hosts: the numbers of the hosts.
       runs: the program and the number of each run whose arrays they may not have fetched.
     """
 
@@ -474,7 +460,6 @@ class SpanTimes(Message, frozen=True):
     """Times of work on a host that belongs to no run; nanoseconds of its clock.
 
     Attributes:
-      trace: the number of the trace.
       client: the number of the client for which it was done.
       row: the name of its row; see `TraceSpan`.
       name: what was done.
@@ -518,10 +503,8 @@ class Described(Message, frozen=True):
     """Reply to `Describe`, in pieces whose texts are to be concatenated.
 
     Attributes:
-      request: the number of the request.
       memory: for each slice the fields of its `SliceMemory`, in their order.
       flops: for each computation on each slice both names and its floating-point operations.
-      text: a piece of the text.
       last: whether this is the last piece.
       error: why the program cannot be described; None if it can.
     """
@@ -576,7 +559,6 @@ class Call(Message, frozen=True):
       edition: how often the client's modules have changed on disk; with a higher one they are imported again.
       lane: calls of one lane run one after the other.
       x64: whether JAX has 64-bit types enabled.
-      arrays: the array arguments.
       arguments: JSON: the positional arguments, the tree of the array arguments, and the keyword arguments;
         see `plain`.
       results: the array results; None for a plain value.
@@ -624,7 +606,6 @@ class Called(Message, frozen=True):
     """Notice that a call has ended on this host.
 
     Attributes:
-      call: the number of the call.
       value: JSON: the value that it returned, or a value beside its array results; empty if it failed.
       failure: the failure; None if it succeeded.
     """

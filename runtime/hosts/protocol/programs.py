@@ -17,12 +17,10 @@ class SlicePlace(msgspec.Struct, frozen=True):
     """Devices of a slice.
 
     Attributes:
-      island: the number of their island.
       devices: their ids there, in the order of the mesh.
       owners: the host of each.
       memory: bytes of memory of each, None where that is not known.
       mesh: the sizes of the axes of the mesh.
-      axis_names: their names.
     """
 
     island: int
@@ -37,12 +35,10 @@ class BoundProgram(msgspec.Struct, frozen=True):
     """Scheduled program whose slices are bound to devices, to be loaded on hosts.
 
     Attributes:
-      name: its name.
       module: bytecode of the module, in the form `scheduled`.
       slices: the devices of each of its slices, by the name of the slice.
       computations: those that the module only declares, by name.
       constants: those that the module only declares, by name.
-      argument_names: the names of its arguments, for messages.
       weak_results: for each of its results whether it is weakly typed.
     """
 
@@ -88,7 +84,6 @@ class IslandPort(msgspec.Struct, frozen=True):
 
     Attributes:
       number: the number of the argument or result in the whole program.
-      layout: its layout on the island.
       block: the block of it on the island, if replicas share its rows.
       donated: whether the program consumes the argument.
     """
@@ -106,7 +101,6 @@ class IslandProgram(msgspec.Struct, frozen=True):
       module: bytecode of the module in the form `host`, with the function of this island only.
       inputs: the arguments of its function, in order.
       outputs: the results of its function, in order.
-      argument_names: the names of its arguments, for messages.
       weak_results: for each of its results whether it is weakly typed.
       computations: those that the module only declares, by name.
       constants: those that the module only declares, by name.
@@ -125,7 +119,6 @@ class SplitProgram(msgspec.Struct, frozen=True):
     """Program that is split by islands.
 
     Attributes:
-      by_island: the program of each island, by its number.
       crossing: number of transfers between islands in a run, on all islands together.
       inner: maximum number of transfers within an island.
       share: number of steps in flight that each of its steps counts for, see `control.records.step.Step`.

@@ -50,10 +50,8 @@ class ForHost(m.Message, frozen=True):
     """Message for a worker.
 
     Attributes:
-      host: the number of the host.
       start: how often the workers of its island were started before: messages for earlier workers are
         dropped.
-      message: the message.
       is_sent: whether it is about an array that the client has sent itself.
     """
 
@@ -78,7 +76,6 @@ class Submit(m.Message, frozen=True):
 
     Attributes:
       step: the number of the step, higher than those before it.
-      program: the number of the program.
       arguments: for each island the numbers of its arguments, in order.
       sent: the numbers of those arrays here that the client sends itself.
       free: for each island the numbers of arrays that are no longer needed.
@@ -95,7 +92,6 @@ class SubmitCall(m.Message, frozen=True):
     """Request to call a function.
 
     Attributes:
-      island: the number of the island.
       start: as in `ForHost`.
       hosts: the numbers of the hosts that get the call.
       call: the call, with the client's number.
@@ -113,9 +109,7 @@ class ReleaseArrays(m.Message, frozen=True):
     """Request to free arrays.
 
     Attributes:
-      island: the number of the island.
       start: as in `ForHost`.
-      arrays: the numbers of the arrays.
       sent: the numbers of those that the client has sent itself.
     """
 
@@ -133,7 +127,6 @@ class SliceRequest(msgspec.Struct, frozen=True):
       spec: its name and mesh.
       pinned: the devices that it must have.
       replica: the replica of the program that it belongs to.
-      device_set: the number of its device set.
       replicas: number of replicas of each slice of that set.
     """
 
@@ -149,8 +142,6 @@ class RequestDevices(m.Message, frozen=True):
     """Request for devices of all slices of a program; the reply is `DevicesBound`.
 
     Attributes:
-      request: the number of the request.
-      program: the name of the program.
       slices: its slices; those that have devices already keep them.
     """
 
@@ -179,7 +170,6 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     """Facts about a worker for clients.
 
     Attributes:
-      host: the number of the host.
       pid: its process id.
       ready: its devices and addresses.
     """
@@ -205,8 +195,6 @@ class Admitted(m.Message, frozen=True):
     """First message, on `watch`: the client is connected, and these are the islands.
 
     Attributes:
-      client: the number of the client.
-      islands: the islands.
       heartbeat: seconds after which a silent service is lost.
       stall_report: seconds without progress after which a step is reported; None for never.
       step_deadline: seconds after which a step, or a loop without a known end, is cancelled; None for never.
@@ -251,12 +239,7 @@ class FromHost(m.Message, frozen=True):
 
 
 class HostsDone(m.Message, frozen=True):
-    """Notice that hosts have finished a step without errors.
-
-    Attributes:
-      step: the number of the step.
-      hosts: the numbers of the hosts.
-    """
+    """Notice that hosts have finished a step without errors."""
 
     step: int
     hosts: tuple[int, ...]
@@ -266,7 +249,6 @@ class DevicesBound(m.Message, frozen=True):
     """Reply to `RequestDevices`, whose number it carries.
 
     Attributes:
-      request: the number of the request.
       positions: for each slice, by its number, the positions of its devices in the cluster.
       error: why the slices got no devices; empty if they did.
     """
@@ -280,8 +262,6 @@ class ProgramLoaded(m.Message, frozen=True):
     """Reply to `LoadProgram`, whose number it carries.
 
     Attributes:
-      request: the number of the request.
-      program: the number of the program.
       inputs: the arguments of the program of each island, in order.
       outputs: the results of the program of each island, in order.
       share: see `control.records.step.Step`.

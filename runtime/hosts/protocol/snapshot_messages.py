@@ -12,14 +12,7 @@ SNAPSHOTS = "snapshots"
 
 
 class RequestBlocks(Message, frozen=True):
-    """Request for blocks of a version.
-
-    Attributes:
-      run: the name of the run.
-      step: the step of the version.
-      attempt: its attempt.
-      blocks: the names of the blocks.
-    """
+    """Request for blocks of a version."""
 
     run: str
     step: int

@@ -27,7 +27,6 @@ class Sender:
     """Queue of messages for a connection, with a thread that sends them in order.
 
     Args:
-      connection: the connection.
       on_end: is called with the reason when the connection was closed or the client does not read.
     """
 

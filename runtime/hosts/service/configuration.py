@@ -78,7 +78,6 @@ class Configuration:
     """Contents of a configuration file.
 
     Attributes:
-      settings: the settings of its workers.
       weights: the shares of clients, by name; other clients have 1.
       policy: the policy of the scheduler, see `control.sharing.scheduler`.
       listen: the address and port for clients; None for a socket in the folder of the cluster.

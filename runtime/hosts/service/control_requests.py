@@ -64,7 +64,6 @@ class ControlRequestHandler:
     """Handler of the requests of clients on their connections `watch`, each in the thread of its client.
 
     Args:
-      workers: the workers.
       on_loaded: is called when a program of a client was loaded or failed to load.
       unload: unloads a program of a client, of a given number.
     """

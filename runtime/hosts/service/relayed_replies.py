@@ -19,8 +19,6 @@ class RelayedRequest(ReplySink):
     """Request of a client to a worker.
 
     Attributes:
-      client: the client.
-      request: the number of its request.
       translate: returns the reply to the client for one of the worker.
     """
 

@@ -96,7 +96,6 @@ class ServedCall:
     """Call of a function for a client.
 
     Attributes:
-      client: the client.
       gang: the workers of its island.
       hosts: the hosts that get the message.
       call: the message.
@@ -125,7 +124,6 @@ class ServedClient:
 
     Args:
       number: its number, which no client had before.
-      name: its name.
       weight: its share.
       watch: the first of its connections.
       starts: for each island the start of its workers, as the client was admitted with it.
@@ -135,7 +133,6 @@ class ServedClient:
       steps: the connection of its ordered requests, which the event loop reads.
       arrays: sender of the arrays that it fetches.
       watch: sender of replies without an order.
-      programs: its programs, by their numbers.
       last: the number of its last step or call.
       loading: the number of programs that are being compiled for it.
       fetches: its fetches in flight, by the numbers of the requests to workers.

@@ -128,7 +128,6 @@ class Service:
     """Islands of a cluster, shared by many clients.
 
     Args:
-      settings: the settings of the workers.
       weights: the shares of clients, by their names; other clients have 1.
       policy: the policy of the scheduler, see `Scheduler`.
       starter: starts the workers; by default according to the settings.

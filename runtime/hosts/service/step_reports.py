@@ -31,7 +31,6 @@ class StepReports:
     All its methods run in the dispatch thread.
 
     Args:
-      core: the core of the cluster.
       pool: the workers.
       send: sends a client messages that have an order.
       add_event: adds an event that the scheduler handles in this iteration of the dispatch thread.

@@ -45,7 +45,6 @@ def split(
 
     Args:
       program: the program, which must have been proved.
-      plan: its plan.
       context: the context to parse its module in.
       ahead: the setting of the user for steps in flight.
       multi_host: whether an island of it has several hosts, which run collectives in its computations.

@@ -83,7 +83,6 @@ class HostTraces:
 
         Args:
           program: the key of the program, which lives as long as the program may run.
-          number: the number of the program.
           plan: the plan of the whole program.
           owners: for each of its slices the host of each device.
         """
@@ -154,7 +153,6 @@ class _HostTrace:
     measurement: so all their times are between two measurements, and their translation is final.
 
     Args:
-      number: the number of the trace.
       hosts: the workers.
       programs: the programs that they may run, by number.
       sink: consumes the merged runs.

@@ -37,8 +37,6 @@ class PlanOnHosts:
       owners: for each of its slices the host of each device.
 
     Attributes:
-      plan: the plan with a slice for each host.
-      hosts: the host of each of these slices.
       host_steps: for each host the launches, transfers, sends and receives of its own plan, in order.
     """
 

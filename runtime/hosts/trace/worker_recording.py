@@ -32,9 +32,6 @@ _STEPS = 10_000
 class WorkerRecording:
     """Recorder of the runs of a worker, while the controller traces them.
 
-    Args:
-      connection: the connection to the controller.
-
     Attributes:
       run: the run that is being issued; the dispatch thread sets it.
     """

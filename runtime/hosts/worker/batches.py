@@ -60,7 +60,6 @@ class NumberedRows:
 
     Args:
       source: the object with `__getitem__`.
-      rows: number of rows of a batch.
     """
 
     def __init__(self, source: Any, rows: int) -> None:
@@ -97,7 +96,6 @@ class ShardedRows:
     Args:
       make: creates the input of a shard, from `shard` and `shards`.
       rows: number of rows of a batch.
-      shards: number of shards.
       own: the shards that this host reads.
       states: the position from which each of all shards is read; None for the beginning.
     """
@@ -163,7 +161,6 @@ class _OpenInput:
     """Input that batches are read from.
 
     Attributes:
-      rows: the rows.
       tree: JSON: the structure of a row, see `plain`.
       leaves: for each array of a batch on this host the index of its leaf in a row, and its first element in
         each dimension.
@@ -232,7 +229,6 @@ def begin(
 
     Args:
       source: the name of the input in later calls.
-      function: the function that creates it.
       named: its keyword arguments.
       rows: number of rows of a batch.
       shards: number of shards; None for rows that have numbers.
@@ -299,7 +295,6 @@ def _fill(opened: _OpenInput, number: int, shards: Sequence[Mapping[Any, np.ndar
 
     Args:
       opened: the input.
-      number: the number of the batch.
       shards: for each array its shards, by their first and last-plus-one element in each dimension.
 
     Raises:

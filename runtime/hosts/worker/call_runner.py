@@ -75,7 +75,6 @@ class CallContext:
     """Context of a call, for functions of this package.
 
     Attributes:
-      host: the number of this host.
       results: the arrays that the function has to return.
       shardings: the sharding of each.
       kept: objects that calls of the same client have kept on this host, by name; they may remove them.
@@ -130,12 +129,8 @@ class CallRunner:
     """Calls on this host that have been accepted and have not ended.
 
     Args:
-      host: the number of the host.
       store: the arrays of the host.
       connection: the connection on which the controller is notified when a call ends.
-
-    Attributes:
-      holding: the calls that hold arrays.
     """
 
     def __init__(self, host: int, store: ArrayStore, connection: Connection[Any]) -> None:

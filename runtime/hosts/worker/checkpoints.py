@@ -39,7 +39,6 @@ def copy(
 
     Args:
       arrays: all arrays of this island that are saved.
-      save: the name of the save.
       names: the name of each array.
       shards: for each host the index of an array and of its shard on the host, in order.
     """
@@ -65,7 +64,6 @@ def write(
     Args:
       save: the name of the save, which a file in the folder has to contain: proof that this host sees the
         folder of the controller.
-      folder: the path of the folder.
       leaves: what this host writes: the spec of tensorstore of each leaf, and its pieces, each the number of
         a copy and the first element in each dimension.
       settings: of the context of tensorstore.
@@ -94,7 +92,6 @@ def read(
     """Reads the shards of this host.
 
     Args:
-      folder: the path of the folder.
       seen: the manifest that the controller sees, see `manifest`; None where it reads no manifest.
       leaves: for each array the spec of tensorstore, and the first element in each dimension that is read.
       settings: of the context of tensorstore.

@@ -59,7 +59,6 @@ class ClientModules:
 
         Args:
           function: the name, as in `package.module:name`.
-          client: the number of the client.
           path: the `sys.path` of the client.
           edition: see `Call.edition`.
 

@@ -38,7 +38,6 @@ class Probes:
 
     Args:
       server: the socket to listen on.
-      secret: the secret of the cluster.
       host: the number of this worker.
       epoch: how often workers were started before it.
       on_lost: is called when a peer stops answering, with its number, its address and the error.
@@ -98,7 +97,6 @@ class Probes:
         """Connects to another worker.
 
         Args:
-          host: the number of its host.
           address: the address of its `Probes`.
           channel: the channel, see `serve`.
           decode: decodes its messages.

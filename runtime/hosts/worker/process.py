@@ -87,7 +87,6 @@ class WorkerProgram:
     """Program of this host.
 
     Attributes:
-      name: its name.
       executable: the function.
       target: the target that its sends and receives are bound to.
       inputs: the indices of its arguments among those of the island's program; None for all.
@@ -121,7 +120,6 @@ class Worker:
       config: its configuration.
       connections: the connections to the controller, by the names of `messages.CHANNELS`.
       peers: the data connections to other workers.
-      devices: the devices of its island.
       probes: the heartbeats to other workers.
     """
 

@@ -18,7 +18,6 @@ def describe(request: int, executable: Executable | None, *, text: bool) -> Iter
     """Yields the replies to `Describe`, which split the text.
 
     Args:
-      request: the number of the request.
       executable: the program; None if it is not on this host.
       text: whether the text of XLA's modules is requested.
     """

@@ -84,9 +84,7 @@ class SnapshotStreams:
         Args:
           host: the number of the other host.
           address: the address of its `Probes`.
-          run: the name of the run.
           key: the version.
-          blocks: the names of the blocks.
 
         Raises:
           StreamError: the other host does not have the blocks, or does not answer.

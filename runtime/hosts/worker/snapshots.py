@@ -79,7 +79,6 @@ class _SnapshotRun:
     """Training run.
 
     Attributes:
-      name: the name of its folder.
       snapshots: its versions on this host.
       kept: the versions that are still needed.
       fetched: blocks of other hosts for reads in progress, by name, for each lane.
@@ -138,7 +137,6 @@ class _SnapshotMemory:
     """Memory of this host for snapshots, as configured by the starter of the worker.
 
     Attributes:
-      folder: the folder of all runs.
       owner: the process that has started the cluster.
       streams: the streams from and to other workers.
     """
@@ -227,9 +225,6 @@ def _recorded[F: Callable[..., Any]](row: str, name: str) -> Callable[[F], F]:
 def open_run(*, run: RunName) -> dict[str, Any]:
     """Opens the memory of a run on this host.
 
-    Args:
-      run: the name of the run.
-
     Returns:
       The machine, the folder, the number of its file system, the bytes that versions may take there, and for
       each version its step, its attempt and the names of its blocks on this host.
@@ -291,10 +286,7 @@ def write(
     """Copies blocks of shards to the memory of this host.
 
     Args:
-      arrays: the arrays of the island.
-      run: the name of the run.
       key: the version.
-      copy: the number of the copy.
       names: the name of each array.
       blocks: for each block its array, its shard there, its name, and its rows in the array and in the shard.
     """
@@ -314,12 +306,7 @@ def write(
 
 @dataclasses.dataclass(frozen=True)
 class _ShardBlock:
-    """A block of a shard, which may not be computed yet: NumPy reads it when it is written.
-
-    Attributes:
-      shard: the data of the shard.
-      rows: the rows of the block there.
-    """
+    """A block of a shard, which may not be computed yet: NumPy reads it when it is written."""
 
     shard: jax.Array
     rows: Bounds
@@ -370,12 +357,8 @@ def receive(
     """Copies blocks of another host to the memory of this one.
 
     Args:
-      run: the name of the run.
       key: the version.
-      copy: the number of the copy.
-      host: the other host.
       address: the address of its `Probes`; a process there that is no worker of the cluster is refused.
-      blocks: the names of the blocks.
     """
     version, own = VersionKey(*key), _run(run)
     with _served().streams.read(host, address, own.name, version, blocks) as (count, chunks):
@@ -397,11 +380,8 @@ def fetch(
     """Reads blocks of another host, for a `read` that follows in the same lane.
 
     Args:
-      run: the name of the run.
       key: the version.
-      host: the other host.
       address: see `receive`.
-      blocks: the names of the blocks.
 
     Returns:
       An empty dictionary; or the error, and whether the other host cannot read the blocks itself.
@@ -430,7 +410,6 @@ def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]
     """Returns the arrays of a version.
 
     Args:
-      run: the name of the run.
       key: the version.
       leaves: for each array the rows and the name of each of its blocks; its shards consist of whole ones.
     """
@@ -461,7 +440,6 @@ def map_blocks(*, run: RunName, key: Version, save: BlockName, blocks: list[Bloc
     """Maps blocks of a version, which `checkpoints.write` writes to disk; they stay when it is removed.
 
     Args:
-      run: the name of the run.
       key: the version.
       save: the name of the save; see `checkpoints`.
       blocks: the names of the blocks, in order.
@@ -475,7 +453,6 @@ def commit(*, run: RunName, key: Version, record: VersionRecord) -> None:
     """Records that a version is committed, if this host has blocks of it.
 
     Args:
-      run: the name of the run.
       key: the version.
       record: what another controller has to know to go on from it.
     """
@@ -489,7 +466,6 @@ def keep(*, run: RunName, keys: list[Version], newest: Version | None) -> None:
     """Removes the versions up to `newest`, except some.
 
     Args:
-      run: the name of the run.
       keys: the versions that are kept.
       newest: the last version that may be removed; None to remove none.
     """
@@ -585,7 +561,6 @@ def _blocks_of(shard: Bounds, blocks: Sequence[tuple[Rows, str]]) -> list[tuple[
     """Returns the rows in a shard, and the name, of each block that the shard consists of.
 
     Args:
-      shard: the bounds of the shard.
       blocks: the rows and the name of each block of the array.
 
     Raises:

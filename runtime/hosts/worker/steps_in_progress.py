@@ -19,7 +19,6 @@ class PendingReceive:
     The arrays are only referred to weakly, so that the step still frees and donates them in time.
 
     Args:
-      receive: the receive of the plan.
       host: the host that sends, or the first of several.
       address: its data address, see `WorkerHandle.data_address`.
       arrays: the results of the receive.

@@ -35,7 +35,6 @@ class Peers:
 
     Args:
       client: the PJRT client of the devices of this process.
-      address: the address of this machine.
       ports: the first and the last port to listen on; None for any.
 
     Attributes:
@@ -92,7 +91,6 @@ class TransferIds:
     Attributes:
       base: a random number, unique to the program.
       stride: maximum number of transfers of a run.
-      hosts: number of hosts.
     """
 
     base: int
@@ -116,7 +114,6 @@ class WorkerTarget(LocalTarget):
       peers: the connections to other workers.
       addresses: the data address of each host.
       owners: the host of each device of each slice of the program.
-      host: the number of this host.
       numbers: the ids of transfers.
       in_flight: the launches of all programs of this process.
       is_shared: whether slices span several hosts, whose launches run collectives with this one.

@@ -97,9 +97,7 @@ def read_program(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[b
     """Reads a program.
 
     Args:
-      kind: the kind of the program.
       data: the program of a client.
-      contexts: the contexts to read it in.
 
     Returns:
       Whether it is valid, and its bytecode, written by MLIR, or the error.

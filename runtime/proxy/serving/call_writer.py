@@ -79,7 +79,6 @@ class CallWriter:
 
         Args:
           stream: the call.
-          replies: the replies.
           handled: the bytes of the requests.
           count: the number of requests.
           watch: returns the context in which it waits.

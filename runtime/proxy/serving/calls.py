@@ -102,10 +102,7 @@ class StoreCall(ServiceCall, Arrival):
     The call keeps the credit of messages until the buffer may start, so that the client stops sending.
 
     Args:
-      session: the session.
-      handle: the handle of the buffer.
       size: the announced size of the buffer in bytes.
-      messages: the classes of messages.
 
     Raises:
       StatusError: the size is negative; the request that needs the buffer has the same error.

@@ -45,7 +45,6 @@ class SessionState:
 
     Attributes:
       arrays: the arrays, or the errors in their places.
-      programs: the compiled programs.
       futures: the arrays and jobs that each future waits for.
       host_buffers: the host buffers that the client has stored, or will fetch.
       compilations: ends the compilations of long programs.

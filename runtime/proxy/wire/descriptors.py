@@ -139,7 +139,6 @@ def find(library: Path, roots: Sequence[str]) -> dict[str, bytes]:
     """Returns the serialised descriptors of `roots` and of all their imports, each after its own imports.
 
     Args:
-      library: a shared library.
       roots: names of `.proto` files.
 
     Raises:

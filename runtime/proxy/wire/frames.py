@@ -64,7 +64,6 @@ class HttpState(h2.connection.H2Connection):
         """Handles a frame that opens a window of the client. Each call has two such frames.
 
         Args:
-          frame: a whole frame.
           is_open: returns whether a stream has not ended.
 
         Returns:

@@ -25,7 +25,6 @@ class SocketWriter:
     Args:
       client: the socket.
       grpc: the connection.
-      lock: its lock.
     """
 
     def __init__(self, client: socket.socket, grpc: GrpcConnection, lock: threading.Lock) -> None:
