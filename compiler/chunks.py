@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import jax
 import numpy as np
@@ -112,12 +112,12 @@ class ChunkedExecutable(ProgramExecutable):
         """The placement of each result on the first of its slices."""
         return self._calls[-1][0].result_shardings
 
+    @override
     def result_types(self) -> list[Any]:
-        """See `ProgramExecutable.result_types`."""
         return self._calls[-1][0].result_types()
 
+    @override
     def argument_types(self, numbers: Sequence[int]) -> list[Any]:
-        """See `ProgramExecutable.argument_types`."""
         types = super().argument_types(numbers)
         for n, number in enumerate(numbers):
             reader = self._readers[number]
@@ -160,8 +160,8 @@ class ChunkedExecutable(ProgramExecutable):
             self._in_place = _types_and_shardings(leaves)
         return [placed.get(n, leaf) for n, leaf in enumerate(leaves)]
 
+    @override
     def put_arguments(self, leaves: Mapping[int, Any], *, copy: bool) -> dict[int, Any]:
-        """See `ProgramExecutable.put_arguments`."""
         if copy:
             # The errors of sub-programs would name them instead of the program.
             for n, leaf in leaves.items():

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 import jax
 from jaxlib.mlir import ir
@@ -220,8 +220,8 @@ class ChunkedLowered(Lowered):
             jax.stages.ArgInfo(aval, n in donated) for n, aval in enumerate(self.in_avals)
         )
 
+    @override
     def load_once(self, *, strict: bool) -> ProgramExecutable:
-        """See `Lowered.load_once`."""
         subprograms = {name: lowered.load_once(strict=False) for name, lowered in self._subprograms.items()}
         signature = dataclasses.replace(self._signature, strict=strict)
         return ChunkedExecutable(self._calls, subprograms, self._interface, signature, self.name)

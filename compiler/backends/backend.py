@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Mapping
+from typing import override
 
 from pathways.compiler.backends.executable import ProgramExecutable, Scheduled
 from pathways.compiler.backends.hosts_executable import HostsExecutable
@@ -56,13 +57,13 @@ class Backend(abc.ABC):
 class LocalBackend(Backend):
     """The devices of this process; see `Backend`."""
 
+    @override
     def load(
         self,
         program: Scheduled,
         bindings: Mapping[str, Binding],
         code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
     ) -> LocalExecutable:
-        """See `Backend.load`."""
         executable = load(
             program.plan,
             bindings,

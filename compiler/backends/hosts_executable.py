@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import jax
 import numpy as np
@@ -94,8 +94,8 @@ class HostsExecutable(ProgramExecutable):
         raise RuntimeError(f"program '{self.name}' runs on hosts, which keep their compiled modules")
 
     @property
+    @override
     def step_deadline(self) -> float | None:
-        """See `ProgramExecutable.step_deadline`."""
         return self._controller.step_deadline
 
     @property
@@ -108,15 +108,15 @@ class HostsExecutable(ProgramExecutable):
         """None for each result: hosts have no shardings of this process."""
         return [None] * len(self.interface.out_avals)
 
+    @override
     def result_types(self) -> list[Any]:
-        """See `ProgramExecutable.result_types`."""
         return [
             PlacedType(aval, self._controller, [where for where, _ in places])
             for aval, places in zip(self.interface.out_avals, self._results, strict=True)
         ]
 
+    @override
     def argument_types(self, numbers: Sequence[int]) -> list[Any]:
-        """See `ProgramExecutable.argument_types`."""
         avals = self._signature.avals
         return [PlacedType(avals[n], self._controller, self._locations[n]) for n in numbers]
 
@@ -176,8 +176,8 @@ class HostsExecutable(ProgramExecutable):
                 leaves[n].delete()
         return placed
 
+    @override
     def put_arguments(self, leaves: Mapping[int, Any], *, copy: bool) -> dict[int, Any]:
-        """See `ProgramExecutable.put_arguments`."""
         if copy:
             for n, leaf in leaves.items():
                 self.check(n, leaf)

@@ -8,7 +8,7 @@ import logging
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import jax
 import numpy as np
@@ -214,8 +214,8 @@ class LocalExecutable(ProgramExecutable):
                 leaves[n].delete()
         return placed
 
+    @override
     def put_arguments(self, leaves: Mapping[int, Any], *, copy: bool) -> dict[int, Any]:
-        """See `ProgramExecutable.put_arguments`."""
         if copy:
             for n, leaf in leaves.items():
                 self.check(n, leaf)

@@ -6,7 +6,7 @@ import collections
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, override
 
 from pathways.compiler.backends.executable import ProgramExecutable
 from pathways.runtime.local.devices import process_cluster
@@ -109,12 +109,12 @@ class ReplicaExecutable(ProgramExecutable):
         """The placement of each result on the first of its slices."""
         return self._running.result_shardings
 
+    @override
     def result_types(self) -> list[Any]:
-        """See `ProgramExecutable.result_types`."""
         return self._running.result_types()
 
+    @override
     def argument_types(self, numbers: Sequence[int]) -> list[Any]:
-        """See `ProgramExecutable.argument_types`."""
         return self._running.argument_types(numbers)
 
     def memory_analysis(self) -> MemoryAnalysis:
@@ -126,12 +126,12 @@ class ReplicaExecutable(ProgramExecutable):
         return self._running.flops(computation, slice)
 
     @property
+    @override
     def step_deadline(self) -> float | None:
-        """See `ProgramExecutable.step_deadline`."""
         return self._running.step_deadline
 
+    @override
     def requests(self) -> Mapping[str, Sequence[Request]]:
-        """See `ProgramExecutable.requests`."""
         return self._running.requests()
 
     def device_text(self) -> str:
@@ -142,8 +142,8 @@ class ReplicaExecutable(ProgramExecutable):
         """Transfers arguments to their slices; returns None if they have another signature."""
         return self._running.transfer_arguments(leaves)
 
+    @override
     def put_arguments(self, leaves: Mapping[int, Any], *, copy: bool) -> dict[int, Any]:
-        """See `ProgramExecutable.put_arguments`."""
         return self._running.put_arguments(leaves, copy=copy)
 
     def execute(self, leaves: list[Any]) -> Any:

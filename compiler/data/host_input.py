@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import jax
 import numpy as np
@@ -325,14 +325,14 @@ class _BatchesOnHosts(InputBatches):
             calls.append(call)
         return _RequestedBatch(arrays, calls)
 
+    @override
     def close(self) -> None:
-        """See `InputBatches.close`."""
         for gang in self._places:
             with contextlib.suppress(HostError):
                 self._call(gang, "end", self._encoded({"source": self._name}))
 
+    @override
     def described(self) -> str | None:
-        """See `InputBatches.described`."""
         waiting = [call for call in self._calls if not call.is_done()]
         return "\n".join(self._controller.describe_call(call) for call in waiting) or None
 

@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 import jax
 import numpy as np
@@ -218,8 +218,8 @@ class _RemoteCall(HostCall):
         self._is_value = is_value
 
     @boundary
+    @override
     def result(self) -> Any:
-        """See `HostCall.result`."""
         if self._is_value:
             return [value for call in self._calls for value in values_of(self._hosts, call)]
         # A failure on one host of an island would leave the others in the middle of a step.
@@ -228,8 +228,8 @@ class _RemoteCall(HostCall):
                 values_of(self._hosts, call)
         return self._tree
 
+    @override
     def done(self) -> bool:
-        """See `HostCall.done`."""
         return all(self._hosts.has_ended(call) for call in self._calls)
 
 
@@ -245,14 +245,14 @@ class _LocalCall(HostCall):
             self._error = error
 
     @boundary
+    @override
     def result(self) -> Any:
-        """See `HostCall.result`."""
         if self._error is not None:
             raise self._error
         return self._result
 
+    @override
     def done(self) -> bool:
-        """See `HostCall.done`."""
         return True
 
 

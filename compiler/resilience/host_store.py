@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import jax
 import numpy as np
@@ -209,8 +209,8 @@ class HostStore(SnapshotStore):
         self.stored = {key: StoredVersion(own, key in recorded, (0,)) for key, own in blocks.items()}
         self.positions = {key.step: one.position for key, one in recorded.items()}
 
+    @override
     def set_replicas(self, replicas: StepReplicas) -> None:
-        """See `SnapshotStore.set_replicas`."""
         self._replicas = replicas
         self._layouts = HostReplicaLayouts(replicas)
         self.topology = ReplicaTopology(self.topology.hosts, replicas.islands, self._holdings)
@@ -324,8 +324,8 @@ class HostStore(SnapshotStore):
         self._newest = key
         return holdings
 
+    @override
     def make_copies(self, key: VersionKey, copies: Sequence[BlockCopy]) -> None:
-        """See `SnapshotStore.make_copies`."""
         for copy in copies:
             if copy.source == copy.target:
                 self._begin_own_copy(key, copy)
@@ -417,8 +417,8 @@ class HostStore(SnapshotStore):
             return
         self._pending.append(_PendingCall(call, on_end))
 
+    @override
     def commit(self, key: VersionKey, position: Any) -> None:
-        """See `SnapshotStore.commit`."""
         kept = self._kept[key]
         # Without blocks, it is the state that the same call has, too.
         if self.outlives and kept.array_layouts:
@@ -427,8 +427,8 @@ class HostStore(SnapshotStore):
             if kept.record is not None:
                 self._call_all("commit", {"key": _plain(key), "record": kept.record})
 
+    @override
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
-        """See `SnapshotStore.keep`."""
         self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
         # Versions that begin after this call are not among the keys, and must stay.
         newest = None if self._newest is None else _plain(self._newest)
@@ -436,8 +436,8 @@ class HostStore(SnapshotStore):
         if newest is not None:
             self._call_all("keep", named)
 
+    @override
     def restore(self, restore: RestoreState) -> Any:
-        """See `SnapshotStore.restore`."""
         assert restore.key is not None
         loading = {load.host for load in restore.loads}
         for host in restore.hosts:
@@ -535,14 +535,14 @@ class HostStore(SnapshotStore):
 
         return on_end
 
+    @override
     def release(self, island: int) -> None:
-        """See `SnapshotStore.release`."""
         known = self._islands[island]
         known.is_present = known.is_leaving = False
         self._allow_leave(known.gang)
 
+    @override
     def read(self, tree: Any) -> Any:
-        """See `SnapshotStore.read`."""
         for leaf in jax.tree.leaves(tree):
             if isinstance(leaf, Array):
                 leaf.copy_to_host_async()
@@ -580,8 +580,8 @@ class HostStore(SnapshotStore):
         loads = [BlockLoad(host, source, blocks) for (source, host), blocks in planned.items()]
         return self._read_arrays(key, replicas, loads, None, kept)
 
+    @override
     def sizes(self) -> dict[int, int]:
-        """See `SnapshotStore.sizes`."""
         counts = dict.fromkeys(self.topology.hosts, 0)
         for kept in self._kept.values():
             block_sizes = kept.sizes
@@ -610,17 +610,17 @@ class HostStore(SnapshotStore):
         for host in gang.hosts:
             host.process.kill()
 
+    @override
     def return_island(self, island: int) -> None:
-        """See `SnapshotStore.return_island`."""
         self._islands[island].is_away = False
 
+    @override
     def check(self, islands: Collection[int]) -> None:
-        """See `SnapshotStore.check`."""
         for number in islands:
             self._islands[number].gang.life.check_open()
 
+    @override
     def poll(self) -> list[ResilienceEvent]:
-        """See `SnapshotStore.poll`."""
         # Threads of their own notice losses; this reads the answers of calls.
         if self._pending:
             self._client.session.poll()
@@ -702,8 +702,8 @@ class HostStore(SnapshotStore):
 
         return on_end
 
+    @override
     def awaits_loss(self, error: Exception) -> bool:
-        """See `SnapshotStore.awaits_loss`."""
         if not isinstance(error, HostError):
             return False
         deadline = time.monotonic() + _LOSS_SECONDS
@@ -714,8 +714,8 @@ class HostStore(SnapshotStore):
             time.sleep(_POLL_SECONDS)
         return False
 
+    @override
     def wait(self, seconds: float) -> None:
-        """See `SnapshotStore.wait`."""
         deadline = time.monotonic() + seconds
         while not self._events and time.monotonic() < deadline:
             # Ctrl-C would drop events.
@@ -724,8 +724,8 @@ class HostStore(SnapshotStore):
             if not self._events:
                 time.sleep(_POLL_SECONDS)
 
+    @override
     def close(self, *, keeps: bool) -> None:
-        """See `SnapshotStore.close`."""
         self._kept.clear()
         if keeps and self.outlives:
             return

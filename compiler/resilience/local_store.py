@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import jax
 import numpy as np
@@ -90,8 +90,8 @@ class LocalSnapshotStore(SnapshotStore):
     def open(self, state: Any, run: str | None) -> None:
         """See `SnapshotStore.open`."""
 
+    @override
     def set_replicas(self, replicas: StepReplicas) -> None:
-        """See `SnapshotStore.set_replicas`."""
         self._layouts = ReplicaLayouts(replicas)
         self._replicas = replicas
         self.topology = ReplicaTopology(self._hosts, replicas.islands, self._holdings)
@@ -101,8 +101,8 @@ class LocalSnapshotStore(SnapshotStore):
         """The replicas that programs run on; a single one where there cannot be fewer."""
         return (0,) if self._replicas is None else self._replicas.running
 
+    @override
     def take(self, key: VersionKey, state: Any) -> Holdings:
-        """See `SnapshotStore.take`."""
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)
         kept = _KeptState(tree, self._running, [], {})
         for path, leaf in leaves:
@@ -140,8 +140,8 @@ class LocalSnapshotStore(SnapshotStore):
             return min(self.topology.islands(replicas))
         return self._islands[device]
 
+    @override
     def make_copies(self, key: VersionKey, copies: Sequence[BlockCopy]) -> None:
-        """See `SnapshotStore.make_copies`."""
         for copy in copies:
             try:
                 if copy.source == copy.target:
@@ -175,12 +175,12 @@ class LocalSnapshotStore(SnapshotStore):
                         found[name] = np.array(data_there[relative(block, shard)])
         return found
 
+    @override
     def commit(self, key: VersionKey, position: Any) -> None:
-        """See `SnapshotStore.commit`."""
         self._kept[key].arrays.clear()
 
+    @override
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
-        """See `SnapshotStore.keep`."""
         for host in hosts:
             self._memory[host] = {key: own for key, own in self._memory[host].items() if key in keys}
         self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
@@ -188,8 +188,8 @@ class LocalSnapshotStore(SnapshotStore):
     def check(self, islands: Collection[int]) -> None:
         """See `SnapshotStore.check`. Programs here need no workers."""
 
+    @override
     def restore(self, restore: RestoreState) -> Any:
-        """See `SnapshotStore.restore`."""
         assert restore.key is not None
         sources = {
             (load.host, block): self._memory[load.source].get(restore.key, {}).get(block)
@@ -249,16 +249,16 @@ class LocalSnapshotStore(SnapshotStore):
         """See `SnapshotStore.release`. The island returns at once."""
         self._notify(WorkersReturned(island))
 
+    @override
     def read(self, tree: Any) -> Any:
-        """See `SnapshotStore.read`."""
         return jax.tree.map(_as_numpy, tree)
 
+    @override
     def detach(self, array: Any) -> Any:
-        """See `SnapshotStore.detach`."""
         return array.copy()
 
+    @override
     def version(self, key: VersionKey) -> Any:
-        """See `SnapshotStore.version`."""
         kept = self._kept[key]
         blocks: dict[str, np.ndarray] = {}
         for memory in self._memory.values():
@@ -274,15 +274,15 @@ class LocalSnapshotStore(SnapshotStore):
             leaves.append(_as_keys(layout.aval, whole) if is_key(layout.aval) else whole)
         return jax.tree.unflatten(kept.tree, leaves)
 
+    @override
     def sizes(self) -> dict[int, int]:
-        """See `SnapshotStore.sizes`."""
         return {
             host: sum(block.nbytes for own in memory.values() for block in own.values())
             for host, memory in self._memory.items()
         }
 
+    @override
     def lose(self, island: int, *, memory: bool, arrays: Sequence[Any], returns: bool = True) -> None:
-        """See `SnapshotStore.lose`."""
         events: list[ResilienceEvent] = []
         is_there = island not in self._absent
         if is_there:
@@ -306,8 +306,8 @@ class LocalSnapshotStore(SnapshotStore):
     def _is_on(self, array: jax.Array, island: int) -> bool:
         return any(self._islands.get(device) == island for device in array.devices())
 
+    @override
     def return_island(self, island: int) -> None:
-        """See `SnapshotStore.return_island`."""
         if island in self._absent:
             self._absent.discard(island)
             self._notify(WorkersReturned(island))
@@ -317,20 +317,20 @@ class LocalSnapshotStore(SnapshotStore):
             self._events.extend(events)
             self._changed.notify_all()
 
+    @override
     def poll(self) -> list[ResilienceEvent]:
-        """See `SnapshotStore.poll`."""
         with self._changed:
             events = [*self._events]
             self._events.clear()
         return events
 
+    @override
     def wait(self, seconds: float) -> None:
-        """See `SnapshotStore.wait`."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._events), seconds)
 
+    @override
     def close(self, *, keeps: bool) -> None:
-        """See `SnapshotStore.close`."""
         self._kept.clear()
         for memory in self._memory.values():
             memory.clear()

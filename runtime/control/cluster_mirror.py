@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import override
 
 from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.effects import Effect, GangLeaving, GangLost, GangReturned
@@ -38,26 +39,26 @@ class MirroredGang(GangView):
         self._is_dead = False
 
     @property
+    @override
     def failure(self) -> Failure | None:
-        """See `GangView.failure`."""
         return self._failure
 
     @property
+    @override
     def leaving(self) -> Failure | None:
-        """See `GangView.leaving`."""
         return None if self._failure else self._leaving
 
     @property
+    @override
     def problem(self) -> Failure | None:
-        """See `GangView.problem`."""
         return self._failure or self._leaving
 
+    @override
     def is_replaced_soon(self) -> bool:
-        """See `GangView.is_replaced_soon`."""
         return self._failure is not None and not self._is_dead
 
+    @override
     def is_dead(self) -> bool:
-        """See `GangView.is_dead`."""
         return self._is_dead
 
     def _leave(self, why: Failure) -> None:
@@ -135,8 +136,8 @@ class ClusterMirror(ClusterView[MirroredGang]):
         super().__init__(gangs, first, Stalls(stall_report, None))
         self.ended: Failure | None = None
 
+    @override
     def done(self, gang: GangView, host: int, run: int, now: float) -> None:
-        """See `ClusterView.done`."""
         self.fail(gang, host, run, None, {}, now)
 
     def fail(

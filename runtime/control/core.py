@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import override
 
 import msgspec
 
@@ -118,8 +119,8 @@ class ClusterCore(ClusterView[Gang]):
 
     # The hot path.
 
+    @override
     def done(self, gang: Gang, host: int, run: int, now: float) -> None:
-        """See `ClusterView.done`."""
         step = self.steps.get(run)
         # The end of a call does not show progress of the steps that it runs beside.
         if step is None or not step.is_unordered:

@@ -20,7 +20,7 @@ import abc
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 from pathways.runtime.control.effects import AttachGang, Effect, Log, RequestExit, RestartGang
 from pathways.runtime.control.records.errors import (
@@ -303,8 +303,8 @@ class Gang(GangView):
         return state.failure if isinstance(state, LostState) else None
 
     @property
+    @override
     def leaving(self) -> Failure | None:
-        """See `GangView.leaving`."""
         state = self.state
         if not isinstance(state, Draining | Terminating):
             return None

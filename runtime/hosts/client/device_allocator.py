@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import override
 
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.hosts.protocol.service_messages import SliceRequest
@@ -42,8 +43,8 @@ class DeviceAllocator(ResourceManager[VirtualSlice]):
             weakref.finalize(slice, self._released.add, slice.number).atexit = False
         return chosen
 
+    @override
     def release(self, slice: VirtualSlice) -> None:
-        """See `ResourceManager.release`."""
         with self._lock:
             if self._bound.pop(slice, None) is not None:
                 self._released.add(slice.number)

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import numpy as np
 
@@ -57,8 +57,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         self._closed = threading.Event()
 
     @property
+    @override
     def gangs(self) -> Sequence[GangView]:
-        """See `Session.gangs`."""
         return [gang.life for gang in self.pool.gangs]
 
     @property
@@ -66,28 +66,28 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         """Whether the session is closed."""
         return self._closed.is_set()
 
+    @override
     def take_numbers(self, count: int = 1) -> int:
-        """See `Session.take_numbers`."""
         return self._core.take_numbers(count)
 
+    @override
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """See `Session.wait`."""
         self._loop.wait(is_done)
 
+    @override
     def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:
-        """See `Session.wait_for`."""
         self._core.wait_for(request, seconds)
 
+    @override
     def poll(self) -> None:
-        """See `Session.poll`."""
         self._loop.poll()
 
+    @override
     def request_reports(self, hosts: Sequence[int]) -> HostRequest:
-        """See `Session.request_reports`."""
         return self._core.request_reports(hosts)
 
+    @override
     def unfinished(self) -> list[Step]:
-        """See `Session.unfinished`."""
         return self._core.core.steps.unfinished()
 
     def spares(self) -> SpareStatus | None:
@@ -136,8 +136,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
             self._core.issue(call, (workers.life,), producers)
             self._send_call(hosts, message)
 
+    @override
     def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
-        """See `Session.put`."""
         location.gang.life.check_open()
         value = location.block.of(value)
         try:
@@ -163,14 +163,14 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
             with contextlib.suppress(HostError):
                 self._send(host, host.arrays.send, Free((number,)))
 
+    @override
     def free(self, location: Location, number: int) -> None:
-        """See `Session.free`."""
         location.gang.life.unused.add(number)
 
+    @override
     def request_bytes(
         self, location: Location, host: int, number: int, devices: Sequence[int], sizes: Sequence[int]
     ) -> HostRequest:
-        """See `Session.request_bytes`."""
         # No request is sent for shards without bytes.
         request = self._core.request([host] if any(sizes) else [], FetchSink(sizes))
         if not request.is_done():
@@ -181,8 +181,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
             self._send_request(request, worker, worker.steps.send, fetch)
         return request
 
+    @override
     def request_description(self, program: HostedProgram, *, text: bool) -> HostRequest:
-        """See `Session.request_description`."""
         request = self._core.request(program.host_numbers)
         for host in program.hosts:
             describe = Describe(request.number, program.number, text)

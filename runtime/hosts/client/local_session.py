@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import override
 
 from pathways.runtime.control.records.events import LeaveAllowed, LeaveDelayed
 from pathways.runtime.control.records.step import Step
@@ -34,32 +35,32 @@ class LocalSession(HostSession):
         self._workers = workers
         self.step_deadline = workers.settings.options.step_deadline
 
+    @override
     def spares(self) -> SpareStatus | None:
-        """See `HostSession.spares`."""
         return self._workers.spares()
 
+    @override
     def delay_leave(self, workers: HostGang) -> None:
-        """See `Session.delay_leave`."""
         self._core.handle(LeaveDelayed(workers.life.key))
 
+    @override
     def allow_leave(self, workers: HostGang) -> None:
-        """See `Session.allow_leave`."""
         self._core.handle(LeaveAllowed(workers.life.key))
 
+    @override
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
-        """See `Session.bind`."""
         return ResourceManager(cluster, HOSTS_REMEDY)
 
+    @override
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
-        """See `Session.load`."""
         return self._workers.load(program, split)
 
+    @override
     def unload(self, program: HostedProgram) -> None:
-        """See `Session.unload`."""
         self._workers.unload(program)
 
+    @override
     def wait_for_room(self, program: HostedProgram) -> None:
-        """See `Session.wait_for_room`."""
         for life in program.lives:
             life.check_open()
             while (oldest := life.window.blocker(program.share)) is not None:
@@ -85,7 +86,7 @@ class LocalSession(HostSession):
         self._closed.set()
         self._workers.close()
 
+    @override
     def leave(self) -> None:
-        """See `Session.leave`."""
         self._closed.set()
         self._workers.leave()

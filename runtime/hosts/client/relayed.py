@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, override
 
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Fetch, Message
@@ -27,12 +27,12 @@ class RelayedConnection(Connection[Any]):
         self._start = start
         self._sent = sent
 
+    @override
     def send(self, *messages: Message) -> None:
-        """See `Connection.send`."""
         self._service.send(*[self._for_host(message) for message in messages])
 
+    @override
     def send_with(self, message: Message, data: memoryview) -> None:
-        """See `Connection.send_with`."""
         self._service.send_with(self._for_host(message), data)
 
     def _for_host(self, message: Any) -> ForHost:

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import numpy as np
 
@@ -95,8 +95,8 @@ class RemoteSession(HostSession):
         start_thread(self._run_clock, "clock")
         start_thread(self._free_unused, "free")
 
+    @override
     def spares(self) -> SpareStatus | None:
-        """See `HostSession.spares`."""
         return self._service.spares
 
     def close(self) -> None:
@@ -112,8 +112,8 @@ class RemoteSession(HostSession):
         self._loop.wake()
         self._loop.close()
 
+    @override
     def leave(self) -> None:
-        """See `Session.leave`."""
         # Replaced: a thread of the parent process may hold the lock of the old one for ever.
         self._closed = threading.Event()
         self._closed.set()
@@ -156,8 +156,8 @@ class RemoteSession(HostSession):
             loaded.program, program.name, gangs, loaded.inputs, loaded.outputs, loaded.share
         )
 
+    @override
     def unload(self, program: HostedProgram) -> None:
-        """See `Session.unload`."""
         self._unneeded.add(program)
 
     def delay_leave(self, workers: HostGang) -> None:
@@ -202,8 +202,8 @@ class RemoteSession(HostSession):
             if self._slices is not None and (released := self._slices.take_released()):
                 self._send_to_service("watch", ReleaseDevices(released))
 
+    @override
     def wait_for_room(self, program: HostedProgram) -> None:
-        """See `Session.wait_for_room`."""
         for life in program.lives:
             life.check_open()
         steps = self._mirror.steps
@@ -215,8 +215,8 @@ class RemoteSession(HostSession):
             for life in program.lives:
                 life.check_open()
 
+    @override
     def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
-        """See `Session.put`."""
         self._sent.add(number)
         super().put(value, location, number)
 

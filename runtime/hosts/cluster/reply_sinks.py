@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import override
 
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.protocol.messages import Chunk, Described, Failed, Report
@@ -44,12 +45,12 @@ class FetchSink(ReplySink):
         self.shards = [bytearray(size) for size in sizes]
         self._reassembly = Reassembly([memoryview(shard) for shard in self.shards])
 
+    @override
     def place(self, chunk: Chunk, size: int) -> memoryview:
-        """See `ReplySink.place`."""
         return self._reassembly.place(chunk, size)
 
+    @override
     def accept(self, host: WorkerHandle, answer: Reply) -> bool:
-        """See `ReplySink.accept`."""
         assert isinstance(answer, Chunk)
         self._reassembly.add(answer)
         return self._reassembly.is_complete()

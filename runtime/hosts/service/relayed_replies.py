@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, override
 
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.reply_sinks import Reply, ReplySink
@@ -34,8 +34,8 @@ class RelayedRequest(ReplySink):
         """
         raise MessageError(f"unexpected {size} bytes of an array in the reply to request {chunk.number}")
 
+    @override
     def accept(self, host: WorkerHandle, answer: Reply) -> bool:
-        """See `ReplySink.accept`."""
         self.client.watch.send(FromHost(host.index, host.gang.life.key.start, self.translate(answer)))
         return not isinstance(answer, Described) or answer.last
 
@@ -47,12 +47,12 @@ class ClientFetch(ReplySink):
     client: ServedClient
     fetch: RelayedFetch
 
+    @override
     def place(self, chunk: Chunk, size: int) -> memoryview:
-        """See `ReplySink.place`."""
         return self.fetch.next_buffer(size)
 
+    @override
     def accept(self, host: WorkerHandle, answer: Reply) -> bool:
-        """See `ReplySink.accept`."""
         fetch = self.fetch
         if isinstance(answer, Chunk):
             self.client.arrays.relay(fetch, answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, override
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -177,8 +177,8 @@ class WorkerTarget(LocalTarget):
         }
         return {host for slice in slices for host in self._owners[slice]} - {self._host}
 
+    @override
     def kernel(self, launch: Launch) -> Kernel:
-        """See `LocalTarget.kernel`."""
         kernel = super().kernel(launch)
         received = tuple(n for n, slot in enumerate(launch.operands) if slot in self._received)
         key = "on hosts", id(kernel), launch.slice, received
@@ -233,8 +233,8 @@ class WorkerTarget(LocalTarget):
 
         return wait
 
+    @override
     def finish(self, result: int, slice: str) -> Callable[[Any], Any] | None:
-        """See `LocalTarget.finish`."""
         finish = super().finish(result, slice)
         slot = self._plan.results[result].slots[slice]
         if slot not in self._received:
