@@ -76,6 +76,7 @@ class ChunkedExecutable(ProgramExecutable):
         signature: Signature,
         name: str,
     ) -> None:
+        self._subprograms = subprograms
         self._chunk = subprograms[calls.repeated]
         super().__init__(self._chunk.plan, interface, signature)
         self.name = name
@@ -94,6 +95,19 @@ class ChunkedExecutable(ProgramExecutable):
     def context(self) -> Any:
         """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
         return None if any(subprogram.context is None for subprogram, _ in self._calls) else self._context
+
+    @property
+    @override
+    def is_restorable(self) -> bool:
+        return all(subprogram.is_restorable for subprogram in self._subprograms.values())
+
+    @override
+    def load_again(self) -> ChunkedExecutable:
+        subprograms = {
+            name: subprogram.load_again() if subprogram.context is None else subprogram
+            for name, subprogram in self._subprograms.items()
+        }
+        return ChunkedExecutable(self._program_calls, subprograms, self.interface, self._signature, self.name)
 
     @property
     def loaded(self) -> Executable:  # type: ignore[override]

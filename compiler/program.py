@@ -204,8 +204,7 @@ class Program[**P, R](ProcessBound):
             candidates = self._candidates(leaves, signature.tree, signature.static)
             executable = next((one for one in candidates if one.accepts_types(signature)), None)
             if executable is None:
-                executable = self.lower(*args, **kwargs).load(strict=True)
-                self._keep(executable)
+                executable = self._load(leaves, args, kwargs)
         return executable
 
     def with_options(self, **changes: Any) -> Program[P, R]:
@@ -252,8 +251,7 @@ class Program[**P, R](ProcessBound):
                 # Another thread may have compiled it in the meantime.
                 ready = self._ready_executable(leaves, tree, static)
                 if ready is None:
-                    executable = self.lower(*args, **kwargs).load(strict=True)
-                    self._keep(executable)
+                    executable = self._load(leaves, args, kwargs)
                     ready = executable, executable.transfer_or_raise(leaves, tree)
         # Another thread may call it with other types, and replace `_last`, at any time.
         executable, brought = ready
@@ -267,14 +265,29 @@ class Program[**P, R](ProcessBound):
             self._warned.add(reason)
             warn(f"program '{self.name}': {reason}")
 
-    def _keep(self, executable: ProgramExecutable) -> None:
-        """Caches an executable, and drops executables of devices that were disconnected.
+    def _load(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramExecutable:
+        """Compiles the program, or loads it again if the hosts of an equal executable were lost; caches it.
 
         Under `jax.disable_jit` each call runs the user's Python, so that no other call may use it.
         """
+        kept = [one for one in self._executables if one.context is not None or one.is_restorable]
+        lost = [one for one in kept if one.context is None]
+        signature = self._signature(args, kwargs) if lost else None
+        restored = next(
+            (
+                one
+                for one in lost
+                if signature and one.has_signature(signature) and one.is_at_home(range(len(leaves)), leaves)
+            ),
+            None,
+        )
+        if restored is not None:
+            executable = restored.load_again()
+        else:
+            executable = self.lower(*args, **kwargs).load(strict=True)
         if not jax.config.jax_disable_jit:
-            kept = [kept for kept in self._executables if kept.context is not None]
-            self._executables = [*kept, executable]
+            self._executables = [*(one for one in kept if one is not restored), executable]
+        return executable
 
     def _abstract_call(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Binds the call to a trace of JAX, with results of the right types."""

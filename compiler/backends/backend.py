@@ -5,21 +5,25 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Mapping
-from typing import override
+from typing import Any, override
 
-from pathways.compiler.backends.executable import ProgramExecutable, Scheduled
+import msgspec
+from jaxlib.mlir import ir
+
+from pathways.compiler.backends.executable import ProgramExecutable, Scheduled, bind_slices
 from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.local_executable import LocalExecutable
 from pathways.compiler.backends.prints import module_for_hosts
 from pathways.compiler.backends.relocation import relocate
 from pathways.compiler.frontend.user_code import warn
 from pathways.compiler.lower.phases import ProgramError
+from pathways.dialect import make_context
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
-from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace, SplitProgram
 from pathways.runtime.hosts.splitting.splitting import SplitError, split
 from pathways.runtime.local.load import load
 from pathways.runtime.resources.manager import Binding
@@ -90,25 +94,63 @@ class HostsBackend(Backend):
         """See `Backend.load`; hosts compile everything, and use no stored code."""
         if pjrt.checks_values():
             _warn_of_unchecked_values()
-        loaded = self._load(program, bindings)
-        relocate_there = functools.partial(relocate, self._controller, self._load)
+        return HostsLoader(self._controller, program).load(bindings)
+
+
+class HostsLoader:
+    """Loader of a program on its hosts, also on workers that replace lost ones.
+
+    It has the split program instead of the module: a loss changes workers, and not the devices of slices.
+    """
+
+    def __init__(self, controller: Client, program: Scheduled) -> None:
+        self._controller = controller
+        self._plan = program.plan
+        self._interface = program.interface
+        self._signature = program.signature
+        self._bound = _bound(program)
+        self._context: ir.Context | None = program.module.context
+        self._split: dict[tuple[Any, ...], SplitProgram] = {}
+
+    def load(self, bindings: Mapping[str, Binding]) -> HostsExecutable:
+        """Returns the executable on the devices of slices; see `Backend.load`."""
         return HostsExecutable(
-            self._controller, loaded, program.plan, program.interface, program.signature, relocate_there
+            self._controller,
+            self.load_hosted(bindings),
+            self._plan,
+            self._interface,
+            self._signature,
+            functools.partial(relocate, self._controller, functools.partial(_load_hosted, self._controller)),
+            self._load_again,
         )
 
-    def _load(self, program: Scheduled, bindings: Mapping[str, Binding]) -> HostedProgram:
-        plan = program.plan
+    def load_hosted(self, bindings: Mapping[str, Binding]) -> HostedProgram:
+        """Returns the program on the devices of slices."""
         places = {name: _place(binding) for name, binding in bindings.items()}
-        bound = _bound(program, places)
+        bound = msgspec.structs.replace(self._bound, slices=places)
         try:
-            loaded = self._controller.load(
-                bound, functools.partial(split, bound, plan, program.module.context)
-            )
+            loaded = self._controller.load(bound, functools.partial(self._split_once, bound))
         except SplitError as error:
             raise ProgramError(str(error)) from None
+        # Not needed again, as long as no slice gets other devices.
+        self._context = None
         owners = {name: place.owners for name, place in places.items()}
-        self._controller.traces.add(loaded, loaded.number, plan, owners)
+        self._controller.traces.add(loaded, loaded.number, self._plan, owners)
         return loaded
+
+    def _load_again(self) -> HostsExecutable:
+        return self.load(bind_slices(self._interface, self._plan))
+
+    def _split_once(self, bound: BoundProgram, ahead: int | str, *, multi_host: bool) -> SplitProgram:
+        key = (*bound.slices.items(), ahead, multi_host)
+        if key not in self._split:
+            context = self._context or make_context()
+            self._split = {key: split(bound, self._plan, context, ahead, multi_host=multi_host)}
+        return self._split[key]
+
+
+def _load_hosted(controller: Client, program: Scheduled, bindings: Mapping[str, Binding]) -> HostedProgram:
+    return HostsLoader(controller, program).load_hosted(bindings)
 
 
 @functools.cache
@@ -126,7 +168,7 @@ def relocate_array(cluster: Client, array: Array, where: Location) -> None:
     Raises:
       HostError: a host was lost.
     """
-    if relocate(cluster, HostsBackend(cluster)._load, [(array, array, where)]):
+    if relocate(cluster, functools.partial(_load_hosted, cluster), [(array, array, where)]):
         array.put(where, array.fetch())
 
 
@@ -141,13 +183,13 @@ def _place(binding: Binding) -> SlicePlace:
     )
 
 
-def _bound(program: Scheduled, places: dict[str, SlicePlace]) -> BoundProgram:
-    """Returns the program as it is sent to hosts."""
+def _bound(program: Scheduled) -> BoundProgram:
+    """Returns the program as it is sent to hosts, without the devices of its slices."""
     stored = program.stored
     return BoundProgram(
         program.plan.name,
         module_for_hosts(program),
-        places,
+        {},
         {} if stored is None else dict(stored.computations),
         {} if stored is None else stored.plain_constants(),
         tuple(program.interface.argument_paths),

@@ -53,9 +53,13 @@ class Scheduled:
         Raises:
           ResourceError: there are too few devices; says how many there are and what uses them.
         """
-        slices = self.interface.slices
-        bindings = bind(slices.values(), program=self.plan.name)
-        return {name: bindings[virtual] for name, virtual in slices.items()}
+        return bind_slices(self.interface, self.plan)
+
+
+def bind_slices(interface: Interface, plan: Plan) -> dict[str, Binding]:
+    """Returns the devices of each slice of a program; see `Scheduled.bind`."""
+    bindings = bind(interface.slices.values(), program=plan.name)
+    return {name: bindings[virtual] for name, virtual in interface.slices.items()}
 
 
 CACHE_MISS = object()
@@ -124,6 +128,30 @@ class ProgramExecutable(abc.ABC):
         """
         homes = self.interface.homes
         return not homes or tuple(homes[n] for n in numbers) == homes_of(leaves)
+
+    @property
+    def is_restorable(self) -> bool:
+        """Whether `load_again` loads it after the loss of a host."""
+        return False
+
+    def load_again(self) -> ProgramExecutable:
+        """Returns an executable of the same program on workers that replaced lost ones; lowers nothing again.
+
+        Raises:
+          HostError: a host was lost, or cannot compile its program.
+          ResourceError: the devices have too little memory.
+        """
+        raise NotImplementedError(f"program '{self.name}' is not on hosts")
+
+    def has_signature(self, signature: Signature) -> bool:
+        """Returns whether it was traced for arguments of a signature, on slices that may be lost by now."""
+        own = self._signature
+        return (
+            own.tree == signature.tree
+            and own.static == signature.static
+            and own.context == signature.context
+            and self.accepts_types(signature)
+        )
 
     def accepts_types(self, signature: Signature) -> bool:
         """Returns whether all arguments may have the types of a signature."""

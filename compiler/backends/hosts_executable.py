@@ -41,6 +41,7 @@ class HostsExecutable(ProgramExecutable):
       plan: the plan of the whole program.
       interface: its arguments, results and slices.
       relocate: moves arrays between hosts, see `relocation.relocate`.
+      load_again: see `load_again`.
     """
 
     _arrays = ARRAYS
@@ -53,12 +54,14 @@ class HostsExecutable(ProgramExecutable):
         interface: Interface,
         signature: Signature,
         relocate: Relocate,
+        load_again: Callable[[], HostsExecutable],
     ) -> None:
         super().__init__(plan, interface, signature)
         self._context = signature.context
         self._controller = controller
         self._program = program
         self._relocate = relocate
+        self._load_again = load_again
         count = len(signature.avals)
         # The location that each argument must have; for each host program, its arguments and their locations.
         self._locations: list[list[Location]] = [[] for _ in range(count)]
@@ -83,6 +86,15 @@ class HostsExecutable(ProgramExecutable):
     def context(self) -> Any:
         """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
         return self._context if self._program.is_ready() else None
+
+    @property
+    @override
+    def is_restorable(self) -> bool:
+        return not self._controller.session.is_closed
+
+    @override
+    def load_again(self) -> HostsExecutable:
+        return self._load_again()
 
     @property
     def loaded(self) -> Executable:  # type: ignore[override]

@@ -80,7 +80,9 @@ class ReplicaExecutable(ProgramExecutable):
         with self._loading[replicas]:
             loaded = self._loaded.get(replicas)
             if loaded is None or loaded.context is None:
-                loaded = self._loaded[replicas] = self._loader.load(replicas)
+                is_restorable = loaded is not None and loaded.is_restorable
+                loaded = loaded.load_again() if loaded and is_restorable else self._loader.load(replicas)
+                self._loaded[replicas] = loaded
         return loaded
 
     def run_on(self, replicas: tuple[int, ...]) -> None:
@@ -93,6 +95,16 @@ class ReplicaExecutable(ProgramExecutable):
         """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
         context = self._running.context
         return self._signature.context if context is None and self.holds_lost else context
+
+    @property
+    @override
+    def is_restorable(self) -> bool:
+        return self._running.is_restorable
+
+    @override
+    def load_again(self) -> ReplicaExecutable:
+        self.run_on(self.slices[0].device_set.running)
+        return self
 
     @property
     def loaded(self) -> Executable:  # type: ignore[override]

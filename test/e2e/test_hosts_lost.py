@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import back, front, refused
 
 import pathways as pw
+from pathways.compiler.backends import backend
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster import worker_cluster
@@ -53,6 +55,31 @@ def test_hosts_lost_when_killed(devices):
     assert controller().is_whole()
     while [host.arrays for host in pw.status().hosts] != [1, 0]:
         time.sleep(0.05)
+
+
+def test_hosts_that_replace_lost_ones_load_programs_that_are_not_lowered_again(devices, monkeypatch):
+    """For each signature, also of a program with a loop of unknown length, which is two programs on hosts."""
+    pw.connect(hosts=2)
+    a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+    once = pw.program(lambda x: b(a(x)))
+    loop = pw.program(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: b(a(x)), x))
+    arguments = (np.float32(0), np.int32(0), np.zeros(3, np.float32))
+
+    def check() -> None:
+        for x in arguments:
+            assert_equal(once(x), x + 2)
+        assert_equal(loop(np.int32(0)), np.int32(10))
+
+    check()
+    monkeypatch.setattr(pw.Program, "lower", refuse := mock.Mock(side_effect=AssertionError))
+    monkeypatch.setattr(backend, "split", refuse)
+    for host in (1, 0, 1):
+        os.kill(controller().hosts[host].process.pid, signal.SIGKILL)
+        while controller().is_whole():
+            time.sleep(0.01)
+        check()
+    assert len(once.executables) == len(arguments)
+    assert len(loop.executables) == 1
 
 
 def test_hosts_lost_leave_their_port_to_new_ones(devices):
