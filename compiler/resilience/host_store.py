@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import enum
 import logging
 import math
 import secrets
@@ -36,7 +37,6 @@ from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.worker import snapshots
 from pathways.runtime.resilience.effects import RestoreState
 from pathways.runtime.resilience.events import (
@@ -75,8 +75,6 @@ _MODULE = snapshots.__name__
 _NAME = "pw.resilient"
 """Name of the calls in messages."""
 
-_POLL_SECONDS = 0.002
-
 _LOSS_SECONDS = 2.0
 """Time from an error of a step to the report of the loss that is its cause."""
 
@@ -84,6 +82,16 @@ _VERSIONS = 2
 """Number of versions in memory at most."""
 
 _NO_BLOCKS: Blocks = frozenset()
+
+
+class _Change(enum.Enum):
+    """Change of the workers of an island."""
+
+    LOST = enum.auto()
+    LEAVING = enum.auto()
+    REPLACED = enum.auto()
+    ABANDONED = enum.auto()
+    """They are lost, and no new workers will come."""
 
 
 @dataclasses.dataclass
@@ -642,8 +650,9 @@ class HostStore(SnapshotStore):
             self._used = frozenset(used)
             events.append(IslandsUsed(self._used))
         for number, island in enumerate(self._islands):
-            # Also of workers that leave, and accept nothing more because their time is over.
-            if island.is_present and (problem := island.gang.life.problem) is not None:
+            change = self._change_of(number, island)
+            problem = island.gang.life.problem
+            if change is _Change.LOST and problem is not None:
                 island.is_present = island.is_leaving = False
                 self._allow_leave(island.gang)
                 why = problem.text.partition(": ")[2] or problem.text
@@ -652,21 +661,34 @@ class HostStore(SnapshotStore):
                     island.has_memory = True
                     # After the loss: no copies are made on these hosts meanwhile.
                     events += [MemoryLost(host.index) for host in island.gang.hosts]
-            elif island.is_present and not island.is_leaving and island.gang.life.leaving is not None:
+            elif change is _Change.LEAVING:
                 island.is_leaving = True
                 events.append(WorkersLeaving(number))
-            current = self._client.pool.gangs[number]
-            if island.is_present or current is island.gang:
-                if not island.is_present and not island.is_abandoned and current.life.is_dead():
-                    island.is_abandoned = True
-                    events.append(IslandAbandoned(number))
-            elif current is not island.opening and current.life.problem is None and not island.is_away:
+            elif change is _Change.ABANDONED:
+                island.is_abandoned = True
+                events.append(IslandAbandoned(number))
+            elif change is _Change.REPLACED:
+                current = self._client.pool.gangs[number]
                 with contextlib.suppress(HostError):
                     # New workers count as present when they have reported their versions, see `_on_opened`.
                     call = self._open_island(current)
                     island.opening = current
                     self._pending.append(_PendingCall(call, self._on_opened(call, island, current)))
         return events
+
+    def _change_of(self, number: int, island: _KnownIsland) -> _Change | None:
+        """Returns the change of an island that no event was returned for yet."""
+        if island.is_present:
+            # Also of workers that leave, and accept nothing more because their time is over.
+            if island.gang.life.problem is not None:
+                return _Change.LOST
+            is_leaving = island.gang.life.leaving is not None
+            return _Change.LEAVING if is_leaving and not island.is_leaving else None
+        current = self._client.pool.gangs[number]
+        if current is island.gang:
+            return _Change.ABANDONED if not island.is_abandoned and current.life.is_dead() else None
+        is_ready = current.life.problem is None and not island.is_away
+        return _Change.REPLACED if is_ready and current is not island.opening else None
 
     def _allow_leave(self, gang: HostGang) -> None:
         if gang in self._delayed:
@@ -706,23 +728,30 @@ class HostStore(SnapshotStore):
     def awaits_loss(self, error: Exception) -> bool:
         if not isinstance(error, HostError):
             return False
-        deadline = time.monotonic() + _LOSS_SECONDS
-        while time.monotonic() < deadline:
-            self._client.session.poll()
-            if any(island.is_present and island.gang.life.problem is not None for island in self._islands):
-                return True
-            time.sleep(_POLL_SECONDS)
-        return False
+        self._wait_for(self._has_lost_islands, _LOSS_SECONDS)
+        return self._has_lost_islands()
+
+    def _has_lost_islands(self) -> bool:
+        return any(
+            self._change_of(number, island) is _Change.LOST for number, island in enumerate(self._islands)
+        )
 
     @override
     def wait(self, seconds: float) -> None:
+        self._wait_for(self._has_news, seconds)
+
+    def _has_news(self) -> bool:
+        """Returns whether `poll` returns events."""
+        return (
+            bool(self._events)
+            or any(one.call.is_done() for one in self._pending)
+            or any(self._change_of(number, island) for number, island in enumerate(self._islands))
+        )
+
+    def _wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Waits until a condition holds, at most some seconds."""
         deadline = time.monotonic() + seconds
-        while not self._events and time.monotonic() < deadline:
-            # Ctrl-C would drop events.
-            with uninterrupted():
-                self._events.extend(self.poll())
-            if not self._events:
-                time.sleep(_POLL_SECONDS)
+        self._client.session.wait(lambda: is_done() or time.monotonic() >= deadline, seconds)
 
     @override
     def close(self, *, keeps: bool) -> None:

@@ -157,8 +157,13 @@ class Session[Program, Workers, Location](abc.ABC):
         """Waits until a request is answered, or for some seconds; later replies are dropped."""
 
     @abc.abstractmethod
-    def wait(self, is_done: Callable[[], bool]) -> None:
-        """Waits until a condition holds that depends on messages of hosts."""
+    def wait(self, is_done: Callable[[], bool], seconds: float = 0.5) -> None:
+        """Waits until a condition holds that depends on messages and losses of hosts.
+
+        Args:
+          is_done: the condition; it must not block, nor use the session.
+          seconds: the time after which it is checked again if there are none.
+        """
 
     @abc.abstractmethod
     def poll(self) -> None:

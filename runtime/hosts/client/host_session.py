@@ -71,8 +71,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         return self._core.take_numbers(count)
 
     @override
-    def wait(self, is_done: Callable[[], bool]) -> None:
-        self._loop.wait(is_done)
+    def wait(self, is_done: Callable[[], bool], seconds: float = 0.5) -> None:
+        self._loop.wait(is_done, seconds)
 
     @override
     def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:

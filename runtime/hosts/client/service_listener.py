@@ -210,6 +210,7 @@ class ServiceListener(WorkerListener):
         for host in gang.hosts:
             self._traces.attach(host)
         self._pool.replace(gang)
+        self.loop.wake()
 
     def _on_loaded(self, message: ProgramLoaded) -> None:
         request = self._core.core.replies.get(message.request)

@@ -186,6 +186,7 @@ class EffectRunner:
             self._traces.attach(host)
         # After all else: from here on threads send it steps.
         self._pool.replace(gang)
+        self._listener.loop.wake()
         # Lost before the pool had it, so that `Disconnect` did not find it.
         if gang.is_lost():
             self._disconnect(gang)

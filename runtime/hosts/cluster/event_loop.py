@@ -20,7 +20,7 @@ from typing import Any
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
 _POLL_TIMEOUT_S = 0.5
-"""Timeout of one iteration in which nothing is read."""
+"""Default timeout of one iteration in which nothing is read."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -112,13 +112,18 @@ class EventLoop:
         self._posted.append(work)
         self._nudge()
 
-    def wait(self, is_done: Callable[[], bool]) -> None:
-        """Waits until a condition holds that changes only as connections are read, or with `wake`."""
+    def wait(self, is_done: Callable[[], bool], seconds: float = _POLL_TIMEOUT_S) -> None:
+        """Waits until a condition holds that changes only as connections are read, or with `wake`.
+
+        Args:
+          is_done: the condition, checked by the thread that runs the loop: it must not block.
+          seconds: the time after which it is checked again if neither happens.
+        """
         while not is_done():
             if self._running.acquire(blocking=False):
                 try:
                     while not is_done():
-                        self.run_once(_POLL_TIMEOUT_S)
+                        self.run_once(seconds)
                 finally:
                     self._running.release()
                     self._notify()
@@ -128,7 +133,7 @@ class EventLoop:
                     # No notification is missed: the thread that runs the loop releases `_running` before it
                     # notifies.
                     if not is_done() and self._running.locked():
-                        self._iteration_ended.wait(_POLL_TIMEOUT_S)
+                        self._iteration_ended.wait(seconds)
                     self._followers -= 1
 
     def poll(self) -> None:
