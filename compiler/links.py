@@ -14,8 +14,8 @@ import numpy as np
 
 from pathways.compiler.api import jit, program
 from pathways.runtime.local.devices import cluster, release
+from pathways.runtime.resources.tables import size, table
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
-from pathways.runtime.timelines.tables import size, table
 from pathways.runtime.xla.tracebacks import boundary
 
 _HOPS = 8

@@ -23,7 +23,7 @@ from pathways.compiler.lower.phases import ProgramError
 from pathways.passes.analysis.links import Link, read_link
 from pathways.passes.analysis.quantities import FLOPS, TimesError
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.timelines.tables import size
+from pathways.runtime.resources.tables import size
 from pathways.runtime.timelines.timeline import Timeline
 
 _ROWS, _VS = 3, 2

@@ -63,10 +63,10 @@ from pathways.runtime.resilience.records import (
     StoredVersion,
     VersionKey,
 )
+from pathways.runtime.resources.tables import size
 from pathways.runtime.snapshots.leftovers import remove_leftovers
 from pathways.runtime.snapshots.private_folder import SnapshotError
 from pathways.runtime.snapshots.run_names import run_name, this_machine
-from pathways.runtime.timelines.tables import size
 
 log = logging.getLogger("pathways")
 

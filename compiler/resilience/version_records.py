@@ -27,7 +27,7 @@ from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import ReplicaBlock
 from pathways.runtime.resilience.records import VersionKey
-from pathways.runtime.timelines.tables import size
+from pathways.runtime.resources.tables import size
 from pathways.runtime.xla import pjrt
 
 MAX_LOCAL_BYTES = 1 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.manifest import BundleError
-from pathways.runtime.bundle.process_limits import limit_memory
 from pathways.runtime.bundle.program import StoredProgram, check_artifacts, read_program
+from pathways.runtime.resources.process_limits import limit_memory
 
 
 def allowance(bundle: Bundle) -> tuple[float, int]:

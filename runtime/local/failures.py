@@ -11,7 +11,7 @@ from pathways.runtime.local.checks import check_alive
 from pathways.runtime.local.codegen import Line
 from pathways.runtime.local.devices import live_arrays
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Send, Slot, Transfer
-from pathways.runtime.timelines.tables import size
+from pathways.runtime.resources.tables import size
 from pathways.runtime.xla import nans
 
 # Texts in the errors of XLA and of JAX about a deleted array.

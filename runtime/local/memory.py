@@ -15,7 +15,7 @@ from pathways.runtime.plan.lifetimes import BEFORE, slot_changes
 from pathways.runtime.plan.plan import Argument, Launch, Plan, Result, Send, Slot
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
 from pathways.runtime.resources.manager import Binding, ResourceError
-from pathways.runtime.timelines.tables import html_table, size, table
+from pathways.runtime.resources.tables import html_table, size, table
 
 Stats = Mapping[tuple[str, str], Any]
 """XLA's analysis of each computation on each slice, by their names; see `load.stats_of`."""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pathways.runtime.bundle.process_limits import exit_status, exit_with_parent, limit_memory
+from pathways.runtime.resources.process_limits import exit_status, exit_with_parent, limit_memory
 from pathways.runtime.resources.threads import start_thread
 
 LINES = 20

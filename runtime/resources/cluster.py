@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from pathways.runtime.timelines.tables import html_table, size
+from pathways.runtime.resources.tables import html_table, size
 
 CPU_REMEDY = (
     "for more CPU devices set PW_CPU_DEVICES={count} in the environment, or call "

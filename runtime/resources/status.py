@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pathways.runtime.timelines.tables import duration, html_table, size, table
+from pathways.runtime.resources.tables import duration, html_table, size, table
 
 
 @dataclasses.dataclass(frozen=True)

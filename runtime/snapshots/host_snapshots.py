@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pathways.runtime.resilience.records import VersionKey
+from pathways.runtime.resources.tables import size
 from pathways.runtime.snapshots.block_file import block_names, file_bytes, read_blocks, write_blocks
 from pathways.runtime.snapshots.block_record import StateBlock
 from pathways.runtime.snapshots.private_folder import (
@@ -31,7 +32,6 @@ from pathways.runtime.snapshots.private_folder import (
     read_file,
     remove_files,
 )
-from pathways.runtime.timelines.tables import size
 
 LOCK = "lock"
 """Name of the file in the folder of a host that its process has locked."""

@@ -12,7 +12,7 @@ from html import escape
 
 from pathways.dialect.attributes.origins import Origin
 from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
-from pathways.runtime.timelines.tables import duration_with_unit, percent, size
+from pathways.runtime.resources.tables import duration_with_unit, percent, size
 
 _WHOLE = 1000.0
 """The width of the whole time axis in the coordinates of the drawings."""

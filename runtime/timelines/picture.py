@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from pathways.passes.analysis.measured.events import EventLog
+from pathways.runtime.resources.tables import duration_with_unit, percent
 from pathways.runtime.timelines.page import kind_of
-from pathways.runtime.timelines.tables import duration_with_unit, percent
 
 _WIDTH, _LEFT, _TITLE, _LANE, _GAP = 860, 40, 26, 24, 4
 """In pixels: of the picture, of the names of slices, of a title, of a slice, and between slices."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
-from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
+from pathways.runtime.resources.tables import duration, duration_with_unit, percent, size, table
 
 _MAX_SHOWN = 6
 """Number of launches in a row on one slice that the critical path names before it leaves some out."""

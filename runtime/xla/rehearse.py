@@ -16,9 +16,9 @@ import jax
 from pathways.runtime.bundle.examine import allowance, examine_within_limits
 from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import BundleError
-from pathways.runtime.bundle.process_limits import limit_memory
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.child_process import LimitedProcess, NoReplyError, serve_requests
+from pathways.runtime.resources.process_limits import limit_memory
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import CompileError, Request, load_all
 

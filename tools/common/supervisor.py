@@ -168,7 +168,7 @@ def _interrupt_once(*_: object) -> None:
 
 def _end_with(parent: int) -> None:
     # Not at the top: the parent does not load it.
-    from pathways.runtime.bundle.process_limits import exit_with_parent
+    from pathways.runtime.resources.process_limits import exit_with_parent
 
     exit_with_parent(parent)
 

@@ -9,7 +9,7 @@ from pathways.runtime.bundle.examine import examine
 from pathways.runtime.bundle.file import Bundle, read
 from pathways.runtime.bundle.manifest import MANIFEST, BundleError, Leaf
 from pathways.runtime.bundle.program import artifact_of
-from pathways.runtime.timelines.tables import size, table
+from pathways.runtime.resources.tables import size, table
 from pathways.tools.common import supervisor
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import write_output

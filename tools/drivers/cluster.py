@@ -37,7 +37,7 @@ from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.service.daemon import STAY
 from pathways.runtime.resources.status import ServiceStatus
-from pathways.runtime.timelines.tables import table
+from pathways.runtime.resources.tables import table
 from pathways.tools.common.errors import UserError
 
 PROCESS = "pathways.runtime.hosts.service.process"

@@ -17,8 +17,8 @@ from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH
 from pathways.passes.schedule.policies.request import RequestError, read_request
 from pathways.passes.shard.halves.split_backward import SplitBackward
 from pathways.runtime.plan.plan import Plan
+from pathways.runtime.resources.tables import duration, duration_with_unit, percent, size, table
 from pathways.runtime.simulate.replay import simulate, steady_step_time
-from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.common.diagnostics import Printer
 from pathways.tools.common.errors import UserError

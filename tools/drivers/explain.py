@@ -16,7 +16,7 @@ from pathways.passes.manager.base import main_function
 from pathways.passes.schedule.policies.request import read_request
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.plan.sub_programs import shown_program
-from pathways.runtime.timelines.tables import duration, duration_with_unit, percent, size, table
+from pathways.runtime.resources.tables import duration, duration_with_unit, percent, size, table
 
 Row = Mapping[str, Any]
 

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pathways.runtime.bundle.process_limits import exit_with_parent
+from pathways.runtime.resources.process_limits import exit_with_parent
 
 if __name__ == "__main__":
     # The imports below start threads, which inherit the mask: `SigtermHandler` alone must get the signal.

@@ -25,8 +25,8 @@ from jaxlib.mlir.dialects import stablehlo
 from pathways.dialect.operations.bindings import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.syntax.stablehlo import parse_module
-from pathways.runtime.bundle.process_limits import exit_with_parent, limit_memory
 from pathways.runtime.resources.child_process import receive_piece, send_piece
+from pathways.runtime.resources.process_limits import exit_with_parent, limit_memory
 
 MODULE, ARTIFACT, IFRT = b"m", b"a", b"i"
 """Kinds of programs: StableHLO as text or bytecode, a portable artifact of it, or IFRT IR."""

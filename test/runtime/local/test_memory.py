@@ -10,8 +10,8 @@ from pathways.runtime.local import memory
 from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import load, stats_of
 from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.resources.tables import size
 from pathways.runtime.resources.virtual import make_virtual_device_set
-from pathways.runtime.timelines.tables import size
 
 
 def peaks(plan, executables=None):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pathways.runtime.bundle.process_limits import limit_memory
+from pathways.runtime.resources.process_limits import limit_memory
 
 CHILD = """
 import os, sys, time
-from pathways.runtime.bundle.process_limits import exit_with_parent
+from pathways.runtime.resources.process_limits import exit_with_parent
 exit_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
 time.sleep(60)
