@@ -95,15 +95,14 @@ EXCEPTIONS = {
     "compiler.resilience.run_folder imports etils inside of a function",
     "compiler.data.checkpoint imports orbax inside of a function",
     "compiler.data.checkpoint imports compiler.data.orbax_handlers inside of a function",
-    "compiler.lower.bundles imports pathways, which is to its right",
     "passes.schedule.search.exact imports ortools inside of a function",
     "passes.analysis.flow imports scipy inside of a function",
     "runtime.hosts.launch.ray_launcher imports ray inside of a function",
     "runtime.hosts.worker.checkpoints imports tensorstore inside of a function",
     "runtime.proxy.persistence imports tensorstore inside of a function",
 }
-"""Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, a bundle
-names the version of the package, and scipy takes longer to import than a small program to place."""
+"""Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, and scipy
+takes longer to import than a small program to place."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pathways.compiler.resilience.resilient import resilient
     from pathways.compiler.stages import Compiled, Lowered
     from pathways.dialect.errors import PathwaysError
+    from pathways.dialect.version import __version__
     from pathways.runtime.bundle.manifest import BundleError
     from pathways.runtime.control.records.errors import (
         CallFailedError,
@@ -76,8 +77,6 @@ if TYPE_CHECKING:
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
     from pathways.runtime.xla.compile_cache import CompileError
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Array",
@@ -152,6 +151,7 @@ _MODULES = {
     "ResourceError": "runtime.resources.manager",
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",
+    "__version__": "dialect.version",
     "accumulate": "compiler.frontend.accumulate",
     "auto": "compiler.auto.auto",
     "checkpoint": "compiler.data.checkpoint",

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
-import pathways
 from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.lower.python_calls import python_call_of
 from pathways.compiler.lower.structures import argument_roots, dtype_of, tree_of
@@ -18,6 +17,7 @@ from pathways.dialect import LaunchOp, form_of, ops_named, run_mlir_passes, symb
 from pathways.dialect.attributes.names import MAIN
 from pathways.dialect.operations.operation import parts_of, symbol_name
 from pathways.dialect.verification.forms import PARTS, working_modules
+from pathways.dialect.version import __version__
 from pathways.runtime.bundle import file as bundle
 from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.manifest import (
@@ -110,7 +110,7 @@ def _save(
         name=name,
         platform=interface.platform,
         versions={
-            "pathways": pathways.__version__,
+            "pathways": __version__,
             "jax": jax.__version__,
             "jaxlib": jax.lib.__version__,
         },

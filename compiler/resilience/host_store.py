@@ -91,7 +91,7 @@ class _Change(enum.Enum):
     LEAVING = enum.auto()
     REPLACED = enum.auto()
     ABANDONED = enum.auto()
-    """They are lost, and no new workers will come."""
+    """The workers are lost, and no new ones will come."""
 
 
 @dataclasses.dataclass

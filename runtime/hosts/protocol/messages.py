@@ -6,12 +6,12 @@ that is ordered, `arrays` the bytes of arrays, and `watch` the requests and hear
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 
 import jaxlib
 import msgspec
 
+from pathways.dialect.version import __version__
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
@@ -28,7 +28,7 @@ PEER = "peer"
 def versions() -> tuple[str, str, str]:
     """Returns the versions that controller and workers must have in common: pathways, jaxlib and Python."""
     python = ".".join(map(str, sys.version_info[:2]))
-    return importlib.metadata.version("pathways-mlir"), jaxlib.__version__, python
+    return __version__, jaxlib.__version__, python
 
 
 class MessageError(ValueError):
