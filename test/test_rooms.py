@@ -101,8 +101,8 @@ EXCEPTIONS = {
     "runtime.hosts.worker.checkpoints imports tensorstore inside of a function",
     "runtime.proxy.persistence imports tensorstore inside of a function",
 }
-"""Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, and scipy
-takes longer to import than a small program to place."""
+"""Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, and
+scipy takes longer to import than a small program to place."""
 
 
 @dataclasses.dataclass(frozen=True)
