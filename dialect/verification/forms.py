@@ -379,10 +379,11 @@ def foreign_form(module: ir.Module) -> Form | None:
     """
     try:
         functions = ops_named(module, ["func.func"])
-    # Names that are not UTF-8 are an error of `WellFormed`, which has yet to run.
-    except UnicodeDecodeError:
+        inputs = [str(type_) for op in functions if symbol_name(op) == MAIN for type_ in op.type.inputs]
+    # Names that are not UTF-8 are an error of `WellFormed`, which has yet to run. Of those in strings the
+    # bindings raise a RuntimeError.
+    except (UnicodeDecodeError, RuntimeError):
         return None
-    inputs = [str(type_) for op in functions if symbol_name(op) == MAIN for type_ in op.type.inputs]
     for form, mark, prefix in ((MPMD, TOPOLOGY, "!mpmd."), (IFRT, IFRT_FUNCTION, "!ifrt.")):
         if any(mark in op.attributes for op in functions) or any(text.startswith(prefix) for text in inputs):
             return form

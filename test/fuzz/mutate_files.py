@@ -38,6 +38,7 @@ from flags import parser_of
 from forked import Ending, run_all, run_batches
 
 from pathways.compiler import loaded
+from pathways.runtime.bundle.examine import examine_within_limits
 from pathways.tools.drivers import bundle as _bundle  # noqa: F401 (children share them)
 from pathways.tools.drivers import compile, opt, run, sim, viz  # noqa: F401 (likewise)
 
@@ -139,8 +140,8 @@ def _keep(kind: FileKind, number: int, data: bytes, verdict: str, output: str, f
 def _run_batch(
     kind: FileKind, seed: int, seeds: Path, keep: Path, numbers: list[int], folder: Path, note: Note
 ) -> None:
-    # The examination of a bundle in a separate process takes seconds.
-    loaded.rehearse_apart = lambda bundle, devices: None
+    # Compiling a bundle in a separate process takes seconds; its checks are quick.
+    loaded.rehearse_apart = lambda bundle, devices: examine_within_limits(bundle)
     shutil.copytree(seeds, folder, dirs_exist_ok=True)
     os.chdir(folder)
     original = (seeds / kind.seed).read_bytes()

@@ -87,3 +87,14 @@ module attributes {pw.form = "placed"} {
     return
   }
 }
+
+// -----
+
+// A name that is not UTF-8: the bindings cannot return it.
+// expected-error@below {{'builtin.module' op holds a name or a string that is not UTF-8 text}}
+module {
+  func.func @"\E9"() {
+    %0 = "test.value"() : () -> tensor<f32>
+    return
+  }
+}
