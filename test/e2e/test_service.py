@@ -26,13 +26,14 @@ from inside import service_connection, worker_process
 from on_hosts import refused
 
 import pathways as pw
-from pathways.compiler.backends import backend
 from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client import connect
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.worker_cluster import Split
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
@@ -72,13 +73,13 @@ def program(ann: None, devices: pw.VirtualDeviceSet, monkeypatch: pytest.MonkeyP
     """Writes a program of one slice into a file."""
     del ann
     captured: list[BoundProgram] = []
-    bound = backend._bound
+    load = Client.load
 
-    def noted(*args: object) -> BoundProgram:
-        captured.append(bound(*args))
-        return captured[-1]
+    def noted(self: Client, program: BoundProgram, split: Split) -> HostedProgram:
+        captured.append(program)
+        return load(self, program, split)
 
-    monkeypatch.setattr(backend, "_bound", noted)
+    monkeypatch.setattr(Client, "load", noted)
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",), island="island0"))
     np.testing.assert_array_equal(double(np.ones(4, np.float32)), np.full(4, 2, np.float32))
     path = tmp_path / "program"
