@@ -141,7 +141,7 @@ class ProgramExecutable(abc.ABC):
           HostError: a host was lost, or cannot compile its program.
           ResourceError: the devices have too little memory.
         """
-        raise NotImplementedError(f"program '{self.name}' is not on hosts")
+        raise RuntimeError(f"program '{self.name}' runs in this process, whose devices are not replaced")
 
     def has_signature(self, signature: Signature) -> bool:
         """Returns whether it was traced for arguments of a signature, on slices that may be lost by now."""

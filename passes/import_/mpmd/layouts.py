@@ -15,7 +15,7 @@ from pathways.passes.manager.base import fail, remark
 
 
 class MpmdLayouts:
-    """Translator of shardings of Shardy's to slices, with those that it has translated."""
+    """Translator of Shardy's shardings to shardings on slices; caches its results."""
 
     def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:
         self._symbols = symbols
