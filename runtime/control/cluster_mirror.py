@@ -34,38 +34,23 @@ class MirroredGang(GangView):
 
     def __init__(self, key: GangKey, hosts: Sequence[int]) -> None:
         super().__init__(key, hosts, _ANY, 0.0)
-        self._failure: Failure | None = None
-        self._leaving: Failure | None = None
         self._is_dead = False
-
-    @property
-    @override
-    def failure(self) -> Failure | None:
-        return self._failure
-
-    @property
-    @override
-    def leaving(self) -> Failure | None:
-        return None if self._failure else self._leaving
-
-    @property
-    @override
-    def problem(self) -> Failure | None:
-        return self._failure or self._leaving
 
     @override
     def is_replaced_soon(self) -> bool:
-        return self._failure is not None and not self._is_dead
+        return self.failure is not None and not self._is_dead
 
     @override
     def is_dead(self) -> bool:
         return self._is_dead
 
     def _leave(self, why: Failure) -> None:
-        self._leaving = self._leaving or why
+        if self.problem is None:
+            self.leaving = self.problem = why
 
     def _lose(self, failure: Failure, is_dead: bool) -> None:
-        self._failure = self._failure or failure
+        self.problem = self.failure = self.failure or failure
+        self.leaving = None
         self._is_dead = self._is_dead or is_dead
 
 

@@ -246,7 +246,7 @@ class ClusterCore(ClusterView[Gang]):
                 return []
             case LeaveDelayed():
                 if (gang := self.gang(event.gang)) is not None:
-                    gang.delays += 1
+                    gang.delay_leave(1)
                 return []
             case LeaveAllowed():
                 return self._allow_leave(event.gang, now)
@@ -283,7 +283,7 @@ class ClusterCore(ClusterView[Gang]):
         if gang is None:
             return []
         was_delayed = gang.is_delayed()
-        gang.delays -= 1
+        gang.delay_leave(-1)
         return self._close_leaving(gang, now) if was_delayed else []
 
     def _close_leaving(self, gang: Gang, now: float) -> list[Effect]:

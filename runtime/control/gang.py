@@ -20,7 +20,7 @@ import abc
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, override
+from typing import Any
 
 from pathways.runtime.control.effects import AttachGang, Effect, Log, RequestExit, RestartGang
 from pathways.runtime.control.records.errors import (
@@ -185,6 +185,10 @@ class GangView(abc.ABC):
       pulses: the times of each host's last messages.
       window: the steps in flight.
       unused: the numbers of the arrays that are no longer held.
+      failure: the reason for its loss; None while it is not lost.
+      leaving: the reason why it leaves, though it is not lost; None while it does not.
+      problem: the reason why it accepts nothing new; None while it does. Each call of a program reads it, so
+        that it is an attribute, which each change of the state sets.
     """
 
     def __init__(self, key: GangKey, hosts: Sequence[int], ahead: int, now: float) -> None:
@@ -195,6 +199,9 @@ class GangView(abc.ABC):
         self.pulses = {host: HostActivity(now, now) for host in self.hosts}
         self.window = Window(ahead)
         self.unused: PendingFrees[int] = PendingFrees()
+        self.failure: Failure | None = None
+        self.leaving: Failure | None = None
+        self.problem: Failure | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -210,21 +217,6 @@ class GangView(abc.ABC):
           how: the end of the sentence `host 0 (island0) ...`.
         """
         return Failure(ClusterClosedError, f"{self.host_name(self.hosts[0])} {how}")
-
-    @property
-    @abc.abstractmethod
-    def failure(self) -> Failure | None:
-        """The reason for its loss; None while it is not lost."""
-
-    @property
-    @abc.abstractmethod
-    def leaving(self) -> Failure | None:
-        """The reason why it leaves, though it is not lost; None while it does not."""
-
-    @property
-    @abc.abstractmethod
-    def problem(self) -> Failure | None:
-        """The reason why it accepts nothing new; None while it does."""
 
     @abc.abstractmethod
     def is_replaced_soon(self) -> bool:
@@ -268,7 +260,6 @@ class Gang(GangView):
 
     Attributes:
       grace: seconds that it may take to leave.
-      delays: how many `LeaveDelayed` were not ended.
     """
 
     def __init__(
@@ -287,39 +278,27 @@ class Gang(GangView):
         self.state: State = Running()
         self._ahead = ahead
         self.grace = grace
-        self.delays = 0
+        self._delays = 0
         self._began = now
         self._restart_seconds = restart_seconds
         self._restarts = restarts
         self._cut_since = cut_since
 
-    @property
-    def failure(self) -> Failure | None:
-        """The reason for its loss; None while it is not lost."""
+    def _set_problem(self) -> None:
         state = self.state
-        # The usual case first: every step of a service asks.
-        if type(state) is Running:
-            return None
-        return state.failure if isinstance(state, LostState) else None
+        leaves = isinstance(state, Draining | Terminating)
+        self.failure = state.failure if isinstance(state, LostState) else None
+        self.leaving = Failure(HostLeavingError, self._leaves(state.host)) if leaves else None
+        self.problem = None if self.is_delayed() else self.failure or self.leaving
 
-    @property
-    @override
-    def leaving(self) -> Failure | None:
-        state = self.state
-        if not isinstance(state, Draining | Terminating):
-            return None
-        return Failure(HostLeavingError, self._leaves(state.host))
-
-    @property
-    def problem(self) -> Failure | None:
-        """The reason why it accepts nothing new; None while it does."""
-        if type(self.state) is Running or self.is_delayed():
-            return None
-        return self.failure or self.leaving
+    def delay_leave(self, count: int) -> None:
+        """Adds to the number of `LeaveDelayed` that are not ended; a negative number ends some."""
+        self._delays += count
+        self._set_problem()
 
     def is_delayed(self) -> bool:
         """Returns whether it is to leave, and goes on because a client needs it for a while."""
-        return self.delays > 0 and isinstance(self.state, Draining)
+        return self._delays > 0 and isinstance(self.state, Draining)
 
     def is_replaced_soon(self) -> bool:
         """Returns whether it is worth waiting for the gang that replaces it."""
@@ -366,6 +345,7 @@ class Gang(GangView):
                 f"{self.name} is {type(self.state).__name__}, and accepts no {type(event).__name__}"
             )
         self.state, effects = act(self, self.state, event, now)
+        self._set_problem()
         return effects
 
     # Functions of `TRANSITIONS`: each returns the next state, and the effects to carry out.
@@ -375,7 +355,7 @@ class Gang(GangView):
 
     def _drain(self, state: Running, event: LeaveRequested, now: float) -> tuple[State, list[Effect]]:
         draining, seconds = Draining(event.host, now + self.grace), f"for up to {self.grace:.0f} seconds"
-        if self.delays:
+        if self._delays:
             name = self.host_name(event.host)
             text = f"{name} is leaving: {_SIGNALED}; its island goes on {seconds} while training moves off it"
         else:

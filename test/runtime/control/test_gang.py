@@ -166,7 +166,7 @@ def test_gang_that_drains_accepts_nothing_new_and_can_be_read():
 
 def test_gang_that_drains_accepts_steps_while_a_client_delays_it():
     one = gang()
-    one.delays += 1
+    one.delay_leave(1)
     (line,) = texts(one.handle(LeaveRequested(KEY, 7), 5.0))
     assert line == (
         "host 7 (island3) is leaving: its process received SIGTERM; its island goes on for up to 20 seconds "
@@ -174,11 +174,11 @@ def test_gang_that_drains_accepts_steps_while_a_client_delays_it():
     )
     one.check_open()
     assert one.leaving is not None
-    one.delays -= 1
+    one.delay_leave(-1)
     with pytest.raises(HostLeavingError, match="host 7"):
         one.check_open()
     # Its time is bounded, whatever clients say.
-    one.delays += 1
+    one.delay_leave(1)
     one.handle(GangDrained(KEY, ", and was not done"), 25.0)
     with pytest.raises(HostLeavingError, match="host 7"):
         one.check_open()
