@@ -93,8 +93,13 @@ class ChunkedExecutable(ProgramExecutable):
 
     @property
     def context(self) -> Any:
-        """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
+        """The JAX settings it was traced under; None once its devices were disconnected."""
         return None if any(subprogram.context is None for subprogram, _ in self._calls) else self._context
+
+    @property
+    @override
+    def is_lost(self) -> bool:
+        return any(subprogram.is_lost for subprogram in self._subprograms.values())
 
     @property
     @override
@@ -104,7 +109,7 @@ class ChunkedExecutable(ProgramExecutable):
     @override
     def load_again(self) -> ChunkedExecutable:
         subprograms = {
-            name: subprogram.load_again() if subprogram.context is None else subprogram
+            name: subprogram.load_again() if subprogram.is_lost else subprogram
             for name, subprogram in self._subprograms.items()
         }
         return ChunkedExecutable(self._program_calls, subprograms, self.interface, self._signature, self.name)
@@ -192,7 +197,7 @@ class ChunkedExecutable(ProgramExecutable):
     def try_fast_path(self, leaves: list[Any]) -> Any:
         """Runs all sub-programs if all arguments are arrays like those of an earlier call, else returns
         `CACHE_MISS`."""
-        if self._in_place is None or _types_and_shardings(leaves) != self._in_place:
+        if self._in_place is None or self.is_lost or _types_and_shardings(leaves) != self._in_place:
             return CACHE_MISS
         self._check_donated(leaves)
         return self.execute(leaves)

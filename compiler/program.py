@@ -270,8 +270,8 @@ class Program[**P, R](ProcessBound):
 
         Under `jax.disable_jit` each call runs the user's Python, so that no other call may use it.
         """
-        kept = [one for one in self._executables if one.context is not None or one.is_restorable]
-        lost = [one for one in kept if one.context is None]
+        kept = [one for one in self._executables if not one.is_lost or one.is_restorable]
+        lost = [one for one in kept if one.is_lost]
         signature = self._signature(args, kwargs) if lost else None
         restored = next(
             (
@@ -337,6 +337,7 @@ class Program[**P, R](ProcessBound):
                 tree == executable.tree
                 and static == executable.static
                 and context == executable.context
+                and not executable.is_lost
                 and executable.is_at_home(range(len(leaves)), leaves)
             ):
                 yield executable

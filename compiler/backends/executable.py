@@ -75,7 +75,7 @@ class ProgramExecutable(abc.ABC):
 
     Attributes:
       tree: the structure of the arguments.
-      context: the JAX settings it was traced under.
+      context: the JAX settings it was traced under; None once its devices were disconnected.
       interface: its arguments, results and slices.
       paths: the name of each flat argument in messages.
       plan: the scheduled program, flattened.
@@ -128,6 +128,11 @@ class ProgramExecutable(abc.ABC):
         """
         homes = self.interface.homes
         return not homes or tuple(homes[n] for n in numbers) == homes_of(leaves)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its devices were disconnected, or one of its hosts is lost: no call uses it any more."""
+        return self.context is None
 
     @property
     def is_restorable(self) -> bool:

@@ -57,7 +57,7 @@ class HostsExecutable(ProgramExecutable):
         load_again: Callable[[], HostsExecutable],
     ) -> None:
         super().__init__(plan, interface, signature)
-        self._context = signature.context
+        self.context = signature.context
         self._controller = controller
         self._program = program
         self._relocate = relocate
@@ -80,12 +80,14 @@ class HostsExecutable(ProgramExecutable):
         # The arguments of the last call: a handle with the same aval needs no other check.
         self._avals: list[Any] = [None] * count
         self._alive = list(interface.slices.values())
+        # Which of its executables runs depends on the homes of arguments, see `is_at_home`.
+        self._homes = interface.homes
         weakref.finalize(self, controller.unload, program).atexit = False
 
     @property
-    def context(self) -> Any:
-        """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
-        return self._context if self._program.is_ready() else None
+    @override
+    def is_lost(self) -> bool:
+        return not self._program.is_ready()
 
     @property
     @override
@@ -161,9 +163,24 @@ class HostsExecutable(ProgramExecutable):
     def _facts(self) -> HostFacts:
         return self._controller.describe(self._program)
 
+    @override
     def try_fast_path(self, leaves: list[Any]) -> Any:
-        """Returns `CACHE_MISS`: hosts have no fast path."""
-        return CACHE_MISS
+        if self._homes:
+            return CACHE_MISS
+        for life in self._program.lives:
+            if life.problem is not None:
+                return CACHE_MISS
+        for leaf, aval in zip(leaves, self._avals, strict=True):
+            # A deleted array has no copies.
+            if type(leaf) is not Array or leaf.aval is not aval or not leaf.copies:
+                return CACHE_MISS
+        for inputs in self._inputs.values():
+            for n, location in inputs:
+                if location not in leaves[n].copies:
+                    return CACHE_MISS
+        if self._donated and len(set(map(id, leaves))) != len(leaves):
+            return CACHE_MISS
+        return self.execute(leaves)
 
     def transfer_arguments(self, leaves: list[Any]) -> list[Array] | None:
         """Transfers arguments to their hosts; returns None if they have another signature."""

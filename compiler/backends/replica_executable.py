@@ -79,7 +79,7 @@ class ReplicaExecutable(ProgramExecutable):
         """
         with self._loading[replicas]:
             loaded = self._loaded.get(replicas)
-            if loaded is None or loaded.context is None:
+            if loaded is None or loaded.is_lost:
                 is_restorable = loaded is not None and loaded.is_restorable
                 loaded = loaded.load_again() if loaded and is_restorable else self._loader.load(replicas)
                 self._loaded[replicas] = loaded
@@ -92,9 +92,13 @@ class ReplicaExecutable(ProgramExecutable):
 
     @property
     def context(self) -> Any:
-        """The JAX settings it was traced under; None once a host is lost, so that no call matches."""
-        context = self._running.context
-        return self._signature.context if context is None and self.holds_lost else context
+        """The JAX settings it was traced under; None once its devices were disconnected."""
+        return self._running.context
+
+    @property
+    @override
+    def is_lost(self) -> bool:
+        return self._running.is_lost and not self.holds_lost
 
     @property
     @override

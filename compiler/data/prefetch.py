@@ -398,7 +398,7 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
     leaves = [_copied(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     for executable in _executables(step):
         # One whose workers are lost is compiled again by the next call.
-        if executable.context is None and not isinstance(step, Bound):
+        if executable.is_lost and not isinstance(step, Bound):
             continue
         numbers, wanted = executable.argument(argument)
         if tree != wanted and isinstance(step, Bound):

@@ -286,9 +286,10 @@ class Gang(GangView):
 
     def _set_problem(self) -> None:
         state = self.state
-        leaves = isinstance(state, Draining | Terminating)
         self.failure = state.failure if isinstance(state, LostState) else None
-        self.leaving = Failure(HostLeavingError, self._leaves(state.host)) if leaves else None
+        self.leaving = None
+        if isinstance(state, Draining | Terminating):
+            self.leaving = Failure(HostLeavingError, self._leaves(state.host))
         self.problem = None if self.is_delayed() else self.failure or self.leaving
 
     def delay_leave(self, count: int) -> None:

@@ -54,6 +54,9 @@ class Array:
 
     Attributes:
       aval: its abstract value.
+      copies: its number at each location that has it.
+      step: the step that computes it; None if it was put there.
+      steps: the steps of copies that `step` does not compute, by their numbers.
     """
 
     is_on_hosts = True
@@ -82,10 +85,9 @@ class Array:
         """
         self.aval = aval
         self._controller = controller
-        self._copies = copies
-        self._step = step
-        # The steps of copies that `_step` does not compute, by their numbers.
-        self._steps: dict[int, Step] = {}
+        self.copies = copies
+        self.step = step
+        self.steps: dict[int, Step] = {}
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
         # Fetches in flight, or received; None while there are none.
@@ -139,7 +141,7 @@ class Array:
         Raises:
           AttributeError: no slice has it, as of a leaf of a batch that the step does not read.
         """
-        first = next(iter(self._copies), None)
+        first = next(iter(self.copies), None)
         if first is None:
             raise AttributeError(f"{self!r} is on no slice, and has no sharding")
         return abstract_sharding(first)
@@ -148,19 +150,17 @@ class Array:
     def hosts(self) -> tuple[int, ...]:
         """Numbers of the hosts that have shards of it."""
         # A copy of the keys: another thread may add a location.
-        return tuple(
-            dict.fromkeys(host.index for location in list(self._copies) for host in location.holders)
-        )
+        return tuple(dict.fromkeys(host.index for location in list(self.copies) for host in location.holders))
 
     @property
     def locations(self) -> tuple[Location, ...]:
         """Locations that have a copy of it."""
-        return tuple(self._copies)
+        return tuple(self.copies)
 
     def is_ready(self) -> bool:
         """Returns whether it has been computed."""
         self._check_alive()
-        steps = [(self.step_at(where), where) for where in list(self._copies)]
+        steps = [(self.step_at(where), where) for where in list(self.copies)]
         return all(step is None or self._controller.is_done(step, where) for step, where in steps)
 
     def block_until_ready(self) -> Array:
@@ -170,7 +170,7 @@ class Array:
           HostError: the computation failed, or a host is lost.
         """
         self._check_alive()
-        for location, number in list(self._copies.items()):
+        for location, number in list(self.copies.items()):
             step = self.step_at(location)
             if step is not None:
                 self._controller.wait(step, location, number)
@@ -184,9 +184,9 @@ class Array:
             self._deleted = True
             self._value = None
             self._fetches = None
-            for location, number in list(self._copies.items()):
+            for location, number in list(self.copies.items()):
                 self._controller.free(location, number)
-            self._copies = {}
+            self.copies = {}
 
     def is_deleted(self) -> bool:
         """Returns whether it was deleted, or donated to a program."""
@@ -194,7 +194,7 @@ class Array:
 
     def step_at(self, location: Location) -> Step | None:
         """Returns the step that computes it at a location; None if it was put there."""
-        return self._steps.get(self._copies.get(location, -1), self._step)
+        return self.steps.get(self.copies.get(location, -1), self.step)
 
     def is_of(self, controller: Client) -> bool:
         """Returns whether it is on the hosts of this client, rather than those of an earlier one."""
@@ -202,7 +202,7 @@ class Array:
 
     def is_at(self, location: Location) -> bool:
         """Returns whether it has a copy at a location."""
-        return location in self._copies
+        return location in self.copies
 
     def number_at(self, location: Location) -> int:
         """Returns its number at a location.
@@ -211,7 +211,7 @@ class Array:
           RuntimeError: it was deleted.
         """
         try:
-            return self._copies[location]
+            return self.copies[location]
         except KeyError:
             self._check_alive()
             raise
@@ -231,7 +231,7 @@ class Array:
         except BaseException:
             # Ctrl-C may come between `put` and `add_copy`.
             with uninterrupted():
-                if self._copies.get(location) != number:
+                if self.copies.get(location) != number:
                     self._controller.free(location, number)
             raise
 
@@ -239,10 +239,10 @@ class Array:
         """Adds a copy at another location, and the step that computes it there, if any."""
         # Before the copy, which other threads read without a lock: they find its step, too.
         if step is not None:
-            self._steps[number] = step
-        if self._copies.setdefault(location, number) != number:
+            self.steps[number] = step
+        if self.copies.setdefault(location, number) != number:
             # Another thread has added a copy there.
-            self._steps.pop(number, None)
+            self.steps.pop(number, None)
             self._controller.free(location, number)
         else:
             location.gang.life.unused.add_after(self, number)
@@ -284,7 +284,7 @@ class Array:
     def _request(self) -> list[_PendingFetch]:
         """Requests the whole array from its locations."""
         # In this order: another thread may delete it meanwhile, and leave no copies.
-        copies = list(self._copies)
+        copies = list(self.copies)
         self._check_alive()
         shape = self._data().shape
         # Arrays split among replicas are in blocks; any copy of a block will do.

@@ -91,7 +91,7 @@ class HostedProgram:
 
     def is_ready(self) -> bool:
         """Returns whether no worker that runs it is lost."""
-        return not any(gang.is_lost() for gang in self.gangs)
+        return all(life.failure is None for life in self.lives)
 
     @functools.cached_property
     def hosts(self) -> tuple[WorkerHandle, ...]:
