@@ -15,7 +15,7 @@ from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature, is_type
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.array import Array, results_of
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
@@ -214,29 +214,26 @@ class HostsExecutable(ProgramExecutable):
 
     def execute(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are on their slices."""
-        controller = self._controller
+        controller, session, program = self._controller, self._controller.session, self._program
         # Another thread may donate them, too: before this call, which is an error, or after it.
-        with controller.order:
-            arguments = {
-                island: [leaves[n].number_at(location) for n, location in inputs]
-                for island, inputs in self._inputs.items()
-            }
-            step = controller.prepare_step(self._program)
+        with controller.pool.order:
+            arguments: dict[int, list[int]] = {}
+            producers: list[Step | None] = []
+            for island, inputs in self._inputs.items():
+                arguments[island] = numbers = []
+                for n, location in inputs:
+                    array = leaves[n]
+                    number = array.copies.get(location)
+                    numbers.append(array.number_at(location) if number is None else number)
+                    producers.append(array.steps.get(numbers[-1], array.step))
+            session.wait_for_room(program)
             # Without a handle nothing would free a result.
             with uninterrupted():
-                controller.issue(step, self._program, arguments, self._steps_of(leaves))
+                step = session.run(program, arguments, producers)
                 for n in self._donated:
                     leaves[n].delete()
-                first = step.number + 1
-                results = [
-                    Array(controller, aval, {where: first + n for where, n in places}, step)
-                    for aval, places in zip(self.interface.out_avals, self._results, strict=True)
-                ]
+                results = results_of(controller, step, self.interface.out_avals, self._results)
         return self.interface.out_tree.unflatten(results)
-
-    def _steps_of(self, leaves: Sequence[Array]) -> list[Step | None]:
-        """Returns the steps that produced the arguments where they are read."""
-        return [leaves[n].step_at(where) for inputs in self._inputs.values() for n, where in inputs]
 
     def _put(self, leaves: Mapping[int, Any], *, apart: bool = False) -> dict[int, Array]:
         """Returns arguments on the hosts that read them; arrays that are there already are not sent.
@@ -269,7 +266,7 @@ class HostsExecutable(ProgramExecutable):
         # If slices share devices, the copy may be another program's buffer, which it may donate later.
         is_shared = any(slice.overlap for slice in self._alive)
         if array.locations and (is_shared or not all(map(array.is_at, self._locations[n]))):
-            return Array(self._controller, array.aval, {}, None)
+            return Array(self._controller, array.aval)
         return array
 
     def _on_hosts(self, n: int, leaf: Any) -> Array:
@@ -282,7 +279,7 @@ class HostsExecutable(ProgramExecutable):
             )
         if isinstance(leaf, Array) and leaf.is_of(self._controller):
             return leaf
-        return Array(self._controller, aval, {}, None)
+        return Array(self._controller, aval)
 
 
 def _value(leaf: Any, aval: Any) -> np.ndarray[Any, Any]:

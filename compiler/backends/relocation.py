@@ -150,16 +150,16 @@ def _loaded(controller: Client, load: Load, moves: tuple[_Move, ...]) -> _KeptPr
 
 def _run(controller: Client, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> None:
     # Another thread may donate them, too: before this, which is an error, or after it.
-    with controller.order:
+    with controller.pool.order:
         arguments = {
             island: [going[port.number][0].number_at(going[port.number][2].source) for port in ports]
             for island, ports in program.inputs.items()
         }
         producers = [array.step_at(move.source) for array, _, move in going]
-        step = controller.prepare_step(program)
+        controller.session.wait_for_room(program)
         # Without a handle nothing would free a result.
         with uninterrupted():
-            controller.issue(step, program, arguments, producers)
+            step = controller.session.run(program, arguments, producers)
             for ports in program.outputs.values():
                 for position, port in enumerate(ports):
                     _, copy, move = going[port.number]

@@ -139,7 +139,7 @@ class RestoredLeaf:
 
     def put(self, value: np.ndarray[Any, Any]) -> Array:
         """Sends an array of this process there, and returns it."""
-        array = Array(self.controller, self.aval, {}, None)
+        array = Array(self.controller, self.aval)
         for where in self.locations:
             array.put(where, value)
         return array
@@ -375,7 +375,7 @@ def arrays_read_by_hosts(
     for number, target in enumerate(targets):
         for where in target.locations:
             wanted.setdefault(where.gang, []).append((number, where))
-    arrays = [Array(controller, target.aval, {}, None) for target in targets]
+    arrays = [Array(controller, target.aval) for target in targets]
     specs = [spec(name) for name in names]
     # A host that finds another manifest at this path sees a different folder.
     seen = checkpoints.manifest(folder)

@@ -313,8 +313,7 @@ class _BatchesOnHosts(InputBatches):
     def _request(self, number: int) -> _RequestedBatch:
         """Requests a batch from hosts."""
         arrays = [
-            Array(self._controller, jax.core.ShapedArray(kind.shape, kind.dtype), {}, None)
-            for kind in self._types
+            Array(self._controller, jax.core.ShapedArray(kind.shape, kind.dtype)) for kind in self._types
         ]
         calls = []
         arguments = self._encoded({"source": self._name, "number": number})

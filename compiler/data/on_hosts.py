@@ -22,7 +22,7 @@ from pathways.compiler.data.editions import edition_with
 from pathways.compiler.frontend import jax_internals
 from pathways.runtime.control.records.errors import CallFailedError
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.array import Array, results_of
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import HostGang, Location
@@ -156,7 +156,7 @@ class FunctionOnHosts(ProcessBound):
                     hosts.used.add(gang.number)
                     for n, (aval, _) in enumerate(outputs or ()):
                         where = gang.location((records or ())[n].placement)
-                        results.append(Array(hosts, aval, {where: call.number + 1 + n}, call))
+                        results += results_of(hosts, call, [aval], [[(where, n)]])
         tree = None if outputs is None else plain_values.build(plain_values.decode(structure), results)
         return _RemoteCall(self.name, hosts, calls, tree, is_value=outputs is None)
 
@@ -472,7 +472,7 @@ def _at(
         relocate_array(hosts, leaf, target)
         return leaf, target
     aval = jax_internals.abstractify(leaf)
-    array = Array(hosts, aval, {}, None)
+    array = Array(hosts, aval)
     if isinstance(leaf, Array):
         value = leaf.fetch()
     else:

@@ -473,7 +473,7 @@ class HostStore(SnapshotStore):
         # Each time in a lane of its own: what an earlier attempt waits for may not come.
         lane = next(lanes)
         leaves = [
-            Array(self._client, leaf.aval, {}, None) if isinstance(leaf, HostArrayLayout) else _copied(leaf)
+            Array(self._client, leaf.aval) if isinstance(leaf, HostArrayLayout) else _copied(leaf)
             for leaf in kept.leaves
         ]
         places = kept.places(replicas)

@@ -88,17 +88,21 @@ class Session[Program, Workers, Location](abc.ABC):
     @abc.abstractmethod
     def run(
         self,
-        step: Step,
         program: Program,
         arguments: Mapping[int, Sequence[int]],
         producers: Sequence[Step | None] = (),
-    ) -> None:
-        """Issues a step: it reaches all of its hosts or none, also if Ctrl-C comes meanwhile.
+    ) -> Step:
+        """Issues a step, for which there is room: one message to each host, to all of them before any answer.
+
+        The caller holds the lock of the order of steps, and has Ctrl-C wait: a step that only some of its
+        hosts have never completes.
 
         Args:
-          step: its record. The first array that an island produces has the number after that of the step.
           arguments: for each island the numbers of the arrays that it reads.
           producers: the steps that computed these arrays.
+
+        Returns:
+          Its record. The first array that an island produces has the number after that of the step.
 
         Raises:
           HostError: an island is lost or leaves, or an argument of the step is spoiled.
@@ -122,10 +126,6 @@ class Session[Program, Workers, Location](abc.ABC):
         Raises:
           HostError: an island is lost or leaves.
         """
-
-    @abc.abstractmethod
-    def free(self, location: Location, number: int) -> None:
-        """Notes that an array is no longer held; finalizers may call it."""
 
     @abc.abstractmethod
     def request_bytes(

@@ -34,11 +34,12 @@ class IssuedSteps:
         Raises:
           HostError: an island is lost or leaves, or an argument of the step is spoiled.
         """
-        if step.number in self._steps or step.is_done():
+        if step.number in self._steps or not step.pending_hosts:
             return
         try:
             for gang in gangs:
-                gang.check_open()
+                if gang.problem is not None:
+                    gang.check_open()
             step.read(producers)
             if self._has_multi_host_islands:
                 self._follow(step, producers)

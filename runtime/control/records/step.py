@@ -31,6 +31,7 @@ class Step:
 
     Attributes:
       is_unordered: whether later steps do not wait for it.
+      pending_hosts: the hosts that are not done. Each call of a program reads it for earlier steps.
     """
 
     is_unordered = False
@@ -41,13 +42,13 @@ class Step:
         "_errors",
         "_failed",
         "_lost",
-        "_pending",
         "_reads",
         "_spoiled",
         "began",
         "hosts",
         "loaded",
         "number",
+        "pending_hosts",
         "program",
         "share",
     )
@@ -67,7 +68,7 @@ class Step:
         self.began = began
         self.share = share
         self.hosts = frozenset(hosts)
-        self._pending = set(self.hosts)
+        self.pending_hosts = set(self.hosts)
         self._errors: Mapping[int, Failure] = _NOTHING
         # The failures of single results, by their hosts and positions there.
         self._failed: Mapping[tuple[int, int], Failure] = _NO_RESULTS
@@ -100,7 +101,7 @@ class Step:
 
     def _is_good(self) -> bool:
         """Returns whether all hosts are done, without failures."""
-        return not self._pending and not self._errors and not self._failed and not self._cut
+        return not self.pending_hosts and not self._errors and not self._failed and not self._cut
 
     def done(self, host: int, failure: Failure | None, failed: Mapping[int, Failure] = _NOTHING) -> bool:
         """Notes that a host is done; returns whether it was the last one. A repetition changes nothing.
@@ -115,10 +116,10 @@ class Step:
             own = {(host, position): what for position, what in failed.items()}
             self._failed = {**self._failed, **own, **self._failed}
         # Only now: a thread that sees the step done reads the errors.
-        self._pending.discard(host)
+        self.pending_hosts.discard(host)
         if self._is_good():
             self._reads = ()
-        return not self._pending
+        return not self.pending_hosts
 
     def lose(self, host: int, failure: Failure) -> bool:
         """Notes that a host is lost; returns whether it was the last one.
@@ -126,10 +127,10 @@ class Step:
         Other failures are reported as consequences of it, also if the host was done: others may wait for its
         messages.
         """
-        if not self._pending:
+        if not self.pending_hosts:
             return True
         self._lost = self._lost or failure
-        return self.done(host, failure) if host in self._pending else False
+        return self.done(host, failure) if host in self.pending_hosts else False
 
     def cut(self, hosts: Iterable[int], failure: Failure) -> None:
         """Notes that the results of some hosts are errors, whether they ever are done with it or not."""
@@ -153,7 +154,7 @@ class Step:
 
     def is_done(self, hosts: Iterable[int] | None = None) -> bool:
         """Returns whether some hosts, or all, are done."""
-        return not self._pending if hosts is None else self._pending.isdisjoint(hosts)
+        return not self.pending_hosts if hosts is None else self.pending_hosts.isdisjoint(hosts)
 
     def is_settled(self) -> bool:
         """Returns whether nothing can spoil it any more: all hosts are done with it and all before it."""
@@ -163,7 +164,7 @@ class Step:
         """Returns what spoils it, `_GOOD` when nothing can any more, or None while something may."""
         if self._spoiled is not None:
             return self._spoiled
-        if self._pending:
+        if self.pending_hosts:
             return None
         for step in self._before:
             verdict = step._verdict()
@@ -177,7 +178,7 @@ class Step:
 
     def pending(self) -> tuple[int, ...]:
         """Returns the hosts that are not done."""
-        return tuple(sorted(self._pending))
+        return tuple(sorted(self.pending_hosts))
 
     def status(self, now: float) -> StepStatus:
         """Returns its status."""

@@ -58,5 +58,5 @@ class Window:
 
     def _drop_done(self) -> None:
         steps = self._steps
-        while steps and steps[0][0].is_done():
+        while steps and not steps[0][0].pending_hosts:
             steps.popleft()

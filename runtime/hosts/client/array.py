@@ -68,24 +68,17 @@ class Array:
     # As that of JAX: `==` compares the elements.
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        controller: Client,
-        aval: Any,
-        copies: dict[Location, int],
-        step: Step | None,
-    ) -> None:
-        """Creates the handle of an array; programs call this.
+    def __init__(self, controller: Client, aval: Any, step: Step | None = None) -> None:
+        """Creates the handle of an array without copies.
 
         Args:
           controller: the client of the hosts.
           aval: the abstract value.
-          copies: its number at each location that has it; the handle owns this dict.
-          step: the step that computes it; None if it was put there.
+          step: the step that computes its first copies; None for none.
         """
         self.aval = aval
         self._controller = controller
-        self.copies = copies
+        self.copies: dict[Location, int] = {}
         self.step = step
         self.steps: dict[int, Step] = {}
         self._deleted = False
@@ -93,9 +86,6 @@ class Array:
         # Fetches in flight, or received; None while there are none.
         self._fetches: list[_PendingFetch] | None = None
         self._lock = threading.Lock()
-        # Each handle owns its copies: its finalizer frees all shards.
-        for location, number in copies.items():
-            location.gang.life.unused.add_after(self, number)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,12 +170,12 @@ class Array:
     def delete(self) -> None:
         """Frees it on all hosts; it must not be used any more."""
         # Both locks: another thread may have read its number, and not yet sent the step or the fetch.
-        with self._controller.order, self._controller.fetching:
+        with self._controller.pool.order, self._controller.fetching:
             self._deleted = True
             self._value = None
             self._fetches = None
-            for location, number in list(self.copies.items()):
-                self._controller.free(location, number)
+            for location, number in self.copies.items():
+                location.gang.life.unused.add(number)
             self.copies = {}
 
     def is_deleted(self) -> bool:
@@ -232,7 +222,7 @@ class Array:
             # Ctrl-C may come between `put` and `add_copy`.
             with uninterrupted():
                 if self.copies.get(location) != number:
-                    self._controller.free(location, number)
+                    location.gang.life.unused.add(number)
             raise
 
     def add_copy(self, location: Location, number: int, step: Step | None = None) -> None:
@@ -243,8 +233,9 @@ class Array:
         if self.copies.setdefault(location, number) != number:
             # Another thread has added a copy there.
             self.steps.pop(number, None)
-            self._controller.free(location, number)
+            location.gang.life.unused.add(number)
         else:
+            # Each handle owns its copies: its finalizer frees all shards.
             location.gang.life.unused.add_after(self, number)
 
     def _check_alive(self) -> None:
@@ -452,6 +443,23 @@ class Array:
                 "host: put this under pw.program, or call np.asarray(array) first"
             )
         return self._fetch_as_local()
+
+
+def results_of(
+    controller: Client, step: Step, avals: Sequence[Any], places: Sequence[Sequence[tuple[Location, int]]]
+) -> list[Array]:
+    """Returns the handles of the results of a step.
+
+    Args:
+      places: for each result its locations, and its position among the results there.
+    """
+    results = [Array(controller, aval, step) for aval in avals]
+    first = step.number + 1
+    for result, copies in zip(results, places, strict=True):
+        for location, position in copies:
+            result.copies[location] = number = first + position
+            location.gang.life.unused.add_after(result, number)
+    return results
 
 
 def abstract_sharding(location: Location) -> NamedSharding:

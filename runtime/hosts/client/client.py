@@ -22,6 +22,7 @@ from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.reply_sinks import FetchSink
 from pathways.runtime.hosts.cluster.worker_cluster import Split
 from pathways.runtime.hosts.protocol.host_facts import HostFacts, facts_of
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Call
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.resources.cluster import Cluster
@@ -145,31 +146,9 @@ class Client:
           HostError: a host is lost.
         """
         with self.pool.order:
-            step = self.prepare_step(program)
-            self.session.run(step, program, arguments, producers)
-        return step
-
-    def prepare_step(self, program: HostedProgram) -> Step:
-        """Waits for room, and returns a step for `issue`; the caller holds `order` until it is issued.
-
-        Raises:
-          HostError: a host is lost.
-        """
-        self.session.wait_for_room(program)
-        number = self.session.take_numbers(1 + program.max_outputs)
-        return Step(
-            program.name, number, program.host_numbers, program.number, time.monotonic(), program.share
-        )
-
-    def issue(
-        self,
-        step: Step,
-        program: HostedProgram,
-        arguments: Mapping[int, Sequence[int]],
-        producers: Sequence[Step | None] = (),
-    ) -> None:
-        """Issues a step, see `run`; it reaches all of its hosts or none, even if Ctrl-C interrupts this."""
-        self.session.run(step, program, arguments, producers)
+            self.session.wait_for_room(program)
+            with uninterrupted():
+                return self.session.run(program, arguments, producers)
 
     def call(
         self,
@@ -284,10 +263,6 @@ class Client:
         """Returns a test for whether the results of some hosts, or all, are known."""
         is_done = step.is_settled if self._is_multi_host else functools.partial(step.is_done, hosts)
         return lambda: is_done() or step.has_cut_hosts(hosts)
-
-    def free(self, location: Location, number: int) -> None:
-        """Notes that an array is no longer held; finalizers may call it."""
-        self.session.free(location, number)
 
     def status(self) -> tuple[tuple[HostStatus, ...], tuple[StepStatus, ...]]:
         """Returns the status of all hosts, and of the steps that are not done."""

@@ -95,13 +95,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         return None
 
     @abc.abstractmethod
-    def _frames(
-        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
-    ) -> list[bytes]:
-        """Encodes the messages of a step."""
-
-    @abc.abstractmethod
-    def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
+    def _send_step(self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]) -> None:
         """Sends the messages of a step; the listener handles connections that are closed."""
 
     @abc.abstractmethod
@@ -112,19 +106,16 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         """Handles the end of a connection to a worker."""
 
+    @override
     def run(
         self,
-        step: Step,
         program: HostedProgram,
         arguments: Mapping[int, Sequence[int]],
         producers: Sequence[Step | None] = (),
-    ) -> None:
-        """See `Session.run`: one message to each host, to all of them before any answer."""
-        # Ctrl-C in between would be fatal: a step that only some hosts have never completes, and the list of
-        # arrays to free is read only once.
-        with uninterrupted():
-            self._core.issue(step, program.lives, producers)
-            self._send_step(program, self._frames(step, program, arguments))
+    ) -> Step:
+        step = self._core.run(program, producers)
+        self._send_step(step, program, arguments)
+        return step
 
     def call(
         self, call: FunctionCall, workers: HostGang, message: Any, producers: Sequence[Step | None] = ()
@@ -162,10 +153,6 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         for host in location.gang.hosts:
             with contextlib.suppress(HostError):
                 self._send(host, host.arrays.send, Free((number,)))
-
-    @override
-    def free(self, location: Location, number: int) -> None:
-        location.gang.life.unused.add(number)
 
     @override
     def request_bytes(

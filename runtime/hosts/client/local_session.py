@@ -62,18 +62,15 @@ class LocalSession(HostSession):
     @override
     def wait_for_room(self, program: HostedProgram) -> None:
         for life in program.lives:
-            life.check_open()
+            if life.problem is not None:
+                life.check_open()
             while (oldest := life.window.blocker(program.share)) is not None:
                 self._loop.wait(oldest.is_done)
                 self.waits.add(time.monotonic() - oldest.began)
 
-    def _frames(
-        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
-    ) -> list[bytes]:
-        return program.frames(step.number, step.number + 1, arguments)
-
-    def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
-        self._workers.send_step(program, frames)
+    @override
+    def _send_step(self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]) -> None:
+        self._workers.send_step(program, program.frames(step.number, step.number + 1, arguments))
 
     def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
         self._workers.send_call(hosts, call)

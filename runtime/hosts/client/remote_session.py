@@ -29,7 +29,6 @@ from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.cluster.worker_cluster import Split
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
-from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.messages import Call, Ping, RequestReport, Unload
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.service_messages import (
@@ -225,27 +224,22 @@ class RemoteSession(HostSession):
         self._sent.discard(number)
         super()._cancel_put(location, number)
 
-    def _frames(
-        self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]
-    ) -> list[bytes]:
+    @override
+    def _send_step(self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]) -> None:
         consumed = {gang.number: tuple(arguments[gang.number]) for gang in program.gangs}
         free = {gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take_all())}
         # Also of the arrays to free: the service frees each after its last byte has arrived.
         sent = self._sent_of([*consumed.values(), *free.values()])
         self._sent.difference_update(*free.values())
-        return [encode(Submit(step.number, program.number, consumed, sent, free))]
+        try:
+            self._service.steps.send(Submit(step.number, program.number, consumed, sent, free))
+        except ConnectionEnded as error:
+            self._listener.lose_service(error)
 
     def _sent_of(self, arrays: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Returns the numbers of those arrays that this client has put."""
         known = self._sent
         return tuple({number for own in arrays for number in own if number in known}) if known else ()
-
-    def _send_step(self, program: HostedProgram, frames: Sequence[bytes]) -> None:
-        del program
-        try:
-            self._service.steps.send_frames(*frames)
-        except ConnectionEnded as error:
-            self._listener.lose_service(error)
 
     def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
         gang = hosts[0].gang

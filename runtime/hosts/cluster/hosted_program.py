@@ -77,11 +77,13 @@ class HostedProgram:
           first: the number of the first output of each sub-program.
           arguments: for each island the numbers of the arrays that its sub-program consumes.
         """
+        # Taken before anything is encoded: it is lost if encoding fails, but cannot.
+        free = [gang.life.unused.take_all() for gang in self.gangs]
         frames: list[bytes] = []
         # Islands without arguments and arrays to free share one encoded message.
         plain: bytes | None = None
-        for gang in self.gangs:
-            own, unused = tuple(arguments[gang.number]), gang.life.unused.take_all()
+        for gang, unused in zip(self.gangs, free, strict=True):
+            own = tuple(arguments[gang.number])
             if own or unused:
                 frame = encode(Run(self.number, run, first, own, unused))
             else:

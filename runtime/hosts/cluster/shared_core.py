@@ -16,6 +16,7 @@ from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.control.sharing.scheduler_events import SchedulerEvent
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 
 
@@ -52,6 +53,20 @@ class SharedCore:
     def handle(self, *events: Any) -> None:
         """Passes events to the core, and carries out their effects."""
         self._change(lambda now: [effect for event in events for effect in self.core.handle(event, now)])
+
+    def run(self, program: HostedProgram, producers: Iterable[Step | None]) -> Step:
+        """Notes a step of a program that is about to be sent to its hosts, and returns it.
+
+        Raises:
+          HostError: an island is lost or leaves, or an argument of the step is spoiled.
+        """
+        now = time.monotonic()
+        with self._lock:
+            number = self.core.take_numbers(1 + program.max_outputs)
+            hosts = program.host_numbers
+            step = Step(program.name, number, hosts, program.number, now, program.share)
+            self.core.steps.issue(step, program.lives, producers)
+        return step
 
     def issue(self, step: Step, gangs: Sequence[GangView], producers: Iterable[Step | None]) -> None:
         """See `ClusterCore.issue`."""

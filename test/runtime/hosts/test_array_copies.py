@@ -19,7 +19,7 @@ from pathways.runtime.hosts.client.array import Array
 def test_array_has_the_step_of_the_copy_that_was_first(loser: str) -> None:
     """Of two copies at one location, that of a step and that of a put, the second one is freed."""
     client, location, step = mock.Mock(), mock.Mock(), mock.Mock()
-    array = Array(client, jax.core.ShapedArray((2,), np.float32), {}, None)
+    array = Array(client, jax.core.ShapedArray((2,), np.float32))
     numbers: dict[str, tuple[int, Any]] = {"computed": (5, step), "put": (7, None)}
     (first, expected), (second, other) = sorted(numbers.values(), key=lambda own: own == numbers[loser])
     array.add_copy(location, first, expected)
@@ -40,7 +40,7 @@ def test_array_frees_a_copy_whose_put_was_interrupted() -> None:
         location.gang.life.unused = unused
         client.take_numbers.return_value = 5
         client.free = lambda _, number, unused=unused: unused.add(number)
-        array = Array(client, jax.core.ShapedArray((2,), np.float32), {}, None)
+        array = Array(client, jax.core.ShapedArray((2,), np.float32))
         left = line
 
         def trace(frame: Any, event: str, argument: Any) -> Any:
