@@ -85,12 +85,7 @@ class ServedIslands:
     """
 
     def __init__(
-        self,
-        count: int,
-        weights: Mapping[str, float] | None = None,
-        *,
-        hosts: int = 1,
-        is_timed: bool = True,
+        self, count: int, weights: Mapping[str, float] | None = None, *, hosts: int = 1, is_timed: bool = True
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._place = str(Path(self._folder.name, "socket"))

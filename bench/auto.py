@@ -322,12 +322,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=21, help="paired runs of real steps")
     options = parser.parse_args(argv)
     connect(cpu_devices=4)
-    parts = {
-        "simulated": simulated,
-        "skips": skips,
-        "real": lambda: real(options.runs),
-        "search": searches,
-    }
+    parts = {"simulated": simulated, "skips": skips, "real": lambda: real(options.runs), "search": searches}
     run_parts(options, parts)
 
 

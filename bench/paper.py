@@ -45,14 +45,7 @@ from _paper_measured import (
 from _paper_page import Entry, Plot, Series, Table, page_of, text_of
 from _ratios import measure as measure_ratio
 from _simulated.costs import ControlCosts, CostsError, read_costs
-from _simulated.figures import (
-    HIDDEN,
-    Usage,
-    smallest_hidden,
-    smallest_served,
-    used_alone,
-    used_together,
-)
+from _simulated.figures import HIDDEN, Usage, smallest_hidden, smallest_served, used_alone, used_together
 from _simulated.fleet import FleetShape
 from _simulated.service import ClientModel
 

@@ -241,10 +241,7 @@ def against_spmd(name: str, program: Any, devices: int, weights: Any, batch: Any
     mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
     everywhere, by_rows = (NamedSharding(mesh, spec) for spec in (PartitionSpec(), PartitionSpec("data")))
     plain = jax.jit(spmd_step, donate_argnums=0, out_shardings=(everywhere, everywhere))
-    state = {
-        "ours": program.place(weights, batch)[0],
-        "theirs": jax.device_put(weights, everywhere),
-    }
+    state = {"ours": program.place(weights, batch)[0], "theirs": jax.device_put(weights, everywhere)}
     batches = {"ours": program.place(weights, batch)[1], "theirs": jax.device_put(batch, by_rows)}
 
     def side(which: str, step: Callable[..., Any]) -> Callable[[], Any]:

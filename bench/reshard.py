@@ -71,43 +71,12 @@ class Move:
 MOVES = [
     Move("4 to 4, equal", (4,), P("x"), (4,), P("x"), COPIES),
     Move("2x2 to 2x2, equal", (2, 2), P("x", "y"), (2, 2), P("x", "y"), COPIES),
-    Move(
-        "4 to 4, rows to columns",
-        (4,),
-        P("x"),
-        (4,),
-        P(None, "x"),
-        RESHARD,
-        inside=True,
-    ),
-    Move(
-        "2x2 tiles to 4 rows",
-        (2, 2),
-        P("x", "y"),
-        (4,),
-        P("x"),
-        RESHARD,
-        inside=True,
-    ),
+    Move("4 to 4, rows to columns", (4,), P("x"), (4,), P(None, "x"), RESHARD, inside=True),
+    Move("2x2 tiles to 4 rows", (2, 2), P("x", "y"), (4,), P("x"), RESHARD, inside=True),
     Move("4 to 2", (4,), P("x"), (2,), P("x"), RESHARD),
     Move("2 to 4", (2,), P("x"), (4,), P("x"), RESHARD),
-    Move(
-        "3 to 2",
-        (3,),
-        P("x"),
-        (2,),
-        P("x"),
-        RESHARD,
-        inside=True,
-    ),
-    Move(
-        "4 to 2, replicated",
-        (4,),
-        P("x"),
-        (2,),
-        P(),
-        RESHARD,
-    ),
+    Move("3 to 2", (3,), P("x"), (2,), P("x"), RESHARD, inside=True),
+    Move("4 to 2, replicated", (4,), P("x"), (2,), P(), RESHARD),
 ]
 
 

@@ -66,18 +66,10 @@ class _ProgramKeywords(TypedDict, total=False):
 
 @overload
 def jit[**P, R](
-    fun: Callable[P, R],
-    *,
-    devices: VirtualSlice,
-    **options: Unpack[_Placement],
+    fun: Callable[P, R], *, devices: VirtualSlice, **options: Unpack[_Placement]
 ) -> PlacedFunction[P, R]: ...
 @overload
-def jit(
-    fun: None = ...,
-    *,
-    devices: VirtualSlice,
-    **options: Unpack[_Placement],
-) -> _JitDecorator: ...
+def jit(fun: None = ..., *, devices: VirtualSlice, **options: Unpack[_Placement]) -> _JitDecorator: ...
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -133,15 +125,9 @@ def jit(
 
 
 @overload
-def program[**P, R](
-    fun: Callable[P, R],
-    **options: Unpack[_ProgramKeywords],
-) -> Program[P, R]: ...
+def program[**P, R](fun: Callable[P, R], **options: Unpack[_ProgramKeywords]) -> Program[P, R]: ...
 @overload
-def program(
-    fun: None = ...,
-    **options: Unpack[_ProgramKeywords],
-) -> _ProgramDecorator: ...
+def program(fun: None = ..., **options: Unpack[_ProgramKeywords]) -> _ProgramDecorator: ...
 def program(
     fun: Callable[..., Any] | None = None,
     *,

@@ -35,10 +35,7 @@ from pathways.runtime.xla.tracebacks import boundary, filter_traceback
 
 @boundary
 def load(
-    path: str | os.PathLike[str],
-    *,
-    trust: bool = False,
-    slices: Mapping[str, VirtualSlice] | None = None,
+    path: str | os.PathLike[str], *, trust: bool = False, slices: Mapping[str, VirtualSlice] | None = None
 ) -> LoadedProgram:
     """Loads a bundle onto devices of the cluster, without tracing and without the code of the program.
 
@@ -177,11 +174,7 @@ class LoadedProgram(Bound):
     """
 
     def __init__(
-        self,
-        bundle: Bundle,
-        executable: ProgramExecutable,
-        interface: Interface,
-        origins: tuple[int, int],
+        self, bundle: Bundle, executable: ProgramExecutable, interface: Interface, origins: tuple[int, int]
     ) -> None:
         super().__init__(executable)
         self.name = bundle.manifest.name

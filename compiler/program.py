@@ -222,12 +222,7 @@ class Program[**P, R](ProcessBound):
         return changed
 
     def _call_slowly(
-        self,
-        leaves: list[Any],
-        tree: Any,
-        static: Static,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, leaves: list[Any], tree: Any, static: Static, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Calls the program when the fast path does not apply: arguments must move, or the signature is
         new."""

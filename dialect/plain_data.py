@@ -21,8 +21,7 @@ from pathways.dialect.spelling import nearest
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="a printable string")]
 Symbol = Annotated[
-    str,
-    msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z", description="a name of letters, digits and _"),
+    str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z", description="a name of letters, digits and _")
 ]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_ELEMENTS, description="a whole number of at least 1")]
 

@@ -115,10 +115,7 @@ def init_params(rng: np.random.Generator, length: int) -> list[Params]:
         "embed": normal(VOCABULARY, WIDTH, scale=0.02),
         "position": normal(length, WIDTH, scale=0.02),
     }
-    params[-1] |= {
-        "norm": np.ones(WIDTH, np.float32),
-        "head": normal(WIDTH, VOCABULARY, scale=0.02),
-    }
+    params[-1] |= {"norm": np.ones(WIDTH, np.float32), "head": normal(WIDTH, VOCABULARY, scale=0.02)}
     return params
 
 

@@ -168,8 +168,7 @@ class Repetition:
         status = self._run_pytest(f"--repeat-tests={tests}")
         if self.running is not None and status is not None:
             append(
-                self.state,
-                {"test": self.running, "outcome": "died", "status": status, "log": str(self._log)},
+                self.state, {"test": self.running, "outcome": "died", "status": status, "log": str(self._log)}
             )
             self._read_state()
         new = [outcome for test in batch for outcome in self.outcomes[test][before[test] :]]

@@ -15,14 +15,7 @@ from pathways.runtime.simulate.events import SimulatedTime
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 from _simulated.costs import ControlCosts, CostsError, read_costs
-from _simulated.figures import (
-    HIDDEN,
-    longest,
-    smallest_hidden,
-    smallest_served,
-    used_alone,
-    used_together,
-)
+from _simulated.figures import HIDDEN, longest, smallest_hidden, smallest_served, used_alone, used_together
 from _simulated.fleet import FleetShape
 from _simulated.processor import Processor
 from _simulated.service import ClientModel, ServiceModel

@@ -248,14 +248,7 @@ def guessers_of_names() -> Iterator[str]:
 
 
 def test_rooms_keep_to_the_rules() -> None:
-    rules = (
-        violations,
-        cycles,
-        folders,
-        starters_of_threads,
-        runners_of_mlir_passes,
-        guessers_of_names,
-    )
+    rules = (violations, cycles, folders, starters_of_threads, runners_of_mlir_passes, guessers_of_names)
     seen = {found for rule in rules for found in rule()}
     assert seen - EXCEPTIONS == set(), "new"
     assert EXCEPTIONS - seen == set(), "no exception any more: remove it from the table"

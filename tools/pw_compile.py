@@ -124,14 +124,7 @@ def make_parser() -> FlagParser:
     add = parser.add_argument
     add("target", nargs="?", metavar="TARGET", help="path/file.py:function, package.module:function or .mlir")
     add("--args", nargs="*", action="extend", metavar="ARG", help="positional arguments; see below")
-    add(
-        "--kwargs",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=ARG",
-        help="named arguments",
-    )
+    add("--kwargs", nargs="+", action="extend", default=[], metavar="NAME=ARG", help="named arguments")
     add("--args-file", metavar="FILE", help="all arguments; see below")
     output = parser.add_mutually_exclusive_group()
     output.add_argument(

@@ -86,12 +86,7 @@ def make_parser() -> FlagParser:
         metavar="NAME",
         help="whose devices to serve: cpu or cuda; default: cpu",
     )
-    add(
-        "--cpu-devices",
-        type=cpu_devices,
-        metavar="N",
-        help="how many devices the CPU is; default: 1",
-    )
+    add("--cpu-devices", type=cpu_devices, metavar="N", help="how many devices the CPU is; default: 1")
     add(
         "--slices",
         type=count,

@@ -68,11 +68,7 @@ def longest(shape: FleetShape, costs: ControlCosts) -> float:
 
 
 def used_together(
-    shape: FleetShape,
-    costs: ControlCosts,
-    clients: Sequence[ClientModel],
-    seconds: float,
-    ahead: int = 4,
+    shape: FleetShape, costs: ControlCosts, clients: Sequence[ClientModel], seconds: float, ahead: int = 4
 ) -> Usage:
     """Returns the use of a cluster by clients of a service in some seconds, after half a second."""
     model = ServiceModel(shape, costs, clients, ahead)

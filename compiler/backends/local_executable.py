@@ -109,11 +109,7 @@ class LocalExecutable(ProgramExecutable):
     """
 
     def __init__(
-        self,
-        loaded: Executable,
-        interface: Interface,
-        signature: Signature,
-        keepalive: Sequence[Any] = (),
+        self, loaded: Executable, interface: Interface, signature: Signature, keepalive: Sequence[Any] = ()
     ) -> None:
         super().__init__(loaded.plan, interface, signature)
         self.loaded = loaded

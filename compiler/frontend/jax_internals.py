@@ -168,9 +168,7 @@ def _lower_device_put(ctx: Any, *operands: Any, devices: Any, **_: Any) -> list[
     return moved
 
 
-_PARAMETERS = mlir.LoweringParameters(
-    override_lowering_rules=((dispatch.device_put_p, _lower_device_put),),
-)
+_PARAMETERS = mlir.LoweringParameters(override_lowering_rules=((dispatch.device_put_p, _lower_device_put),))
 
 
 def lower(traced: Any, platform: str) -> jax.stages.Lowered:
@@ -442,11 +440,7 @@ def _partial_eval_placed_call(
         (*residual_tracers, *unknown_tracers),
         out_tracers,
         call,
-        {
-            "jaxpr": unknown_jaxpr,
-            "xla_metadata": linear,
-            "ad_metadata": "same",
-        },
+        {"jaxpr": unknown_jaxpr, "xla_metadata": linear, "ad_metadata": "same"},
         unknown_jaxpr.effects,
         source_info_util.current(),
     )

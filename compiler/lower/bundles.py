@@ -109,11 +109,7 @@ def _save(
     manifest = Manifest(
         name=name,
         platform=interface.platform,
-        versions={
-            "pathways": __version__,
-            "jax": jax.__version__,
-            "jaxlib": jax.lib.__version__,
-        },
+        versions={"pathways": __version__, "jax": jax.__version__, "jaxlib": jax.lib.__version__},
         slices=tuple(
             SliceSpec(virtual_name, v.axis_names, v.shape, v.island, v.overlap)
             for virtual_name, v in interface.slices.items()

@@ -22,15 +22,7 @@ from pathways.dialect import (
     symbol_table,
 )
 from pathways.dialect.attributes.dtypes import element_name
-from pathways.dialect.attributes.names import (
-    ARGUMENT_INFO,
-    CONSTANT,
-    DONOR,
-    KEYS,
-    MAIN,
-    OVERLAP,
-    SHARDING,
-)
+from pathways.dialect.attributes.names import ARGUMENT_INFO, CONSTANT, DONOR, KEYS, MAIN, OVERLAP, SHARDING
 from pathways.passes.analysis.functions import body_block, unique_name
 from pathways.passes.import_.mpmd.mesh_tensors import read_mesh_tensor
 

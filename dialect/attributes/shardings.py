@@ -98,9 +98,7 @@ def open_but_last(mesh: str, rank: int) -> ir.Attribute:
 
 
 def sharding_of(
-    value: ir.Value,
-    symbols: Mapping[str, ir.OpView],
-    arguments: Sequence[Mapping[str, ir.Attribute]],
+    value: ir.Value, symbols: Mapping[str, ir.OpView], arguments: Sequence[Mapping[str, ir.Attribute]]
 ) -> ir.Attribute | None:
     """Returns the `#sdy.sharding` of a value of `@main`; None if it has none.
 

@@ -257,8 +257,7 @@ class TransferOp(PwOp):
         "them device by device of the destination.",
     )
     memory_kind = OptionalAttr(
-        STRING,
-        "The memory kind of the results, as JAX names it; the default one if absent.",
+        STRING, "The memory kind of the results, as JAX names it; the default one if absent."
     )
     loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the value belongs to.")
     microbatch = OptionalAttr(

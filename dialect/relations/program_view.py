@@ -119,16 +119,5 @@ def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.
     host = main.attributes[HOST].value if HOST in main.attributes else None
     results = result_attrs(main)
     return ProgramView(
-        module,
-        symbols,
-        main,
-        ops,
-        reads,
-        produces,
-        terminator,
-        arguments,
-        results,
-        slices,
-        meshes,
-        host,
+        module, symbols, main, ops, reads, produces, terminator, arguments, results, slices, meshes, host
     )

@@ -204,12 +204,7 @@ PLACED = Form(
     lacks=_IN_PIECES,
     ports=(SLICE,),
     # Not later: a host may hold copies on other slices only than the first of an argument.
-    relations=(
-        *_ROLLED,
-        *_OF_ONE_REPLICA,
-        relations.values_move_once,
-        relations.shardings_are_over_slices,
-    ),
+    relations=(*_ROLLED, *_OF_ONE_REPLICA, relations.values_move_once, relations.shardings_are_over_slices),
     proofs=_SHARDED_AS_EXPECTED,
 )
 # With replicas, or after `pw-replicate` with a slice for each of them.
@@ -274,11 +269,7 @@ SCHEDULED = Form(
     relations=_ORDERED,
     proofs=(*_CAN_RUN, relations.order_is_met),
 )
-BOUND = dataclasses.replace(
-    SCHEDULED,
-    name="bound",
-    needs={**_WITH_ORDER, ops.SliceOp: ("host",)},
-)
+BOUND = dataclasses.replace(SCHEDULED, name="bound", needs={**_WITH_ORDER, ops.SliceOp: ("host",)})
 SPLIT = Form(
     "host",
     symbols=_CHANNELS,

@@ -87,10 +87,7 @@ class SplitHosts(Pass):
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         if module.operation.parent is not None:
-            fail(
-                main,
-                "is of a sub-program: each sub-program is split over hosts as a module of its own",
-            )
+            fail(main, "is of a sub-program: each sub-program is split over hosts as a module of its own")
         program = read_program(module)
         assert program is not None
         split = _read(program)

@@ -186,10 +186,7 @@ class LoopMarker:
             list(v.type.shape) if isinstance(v.type, ir.RankedTensorType) else [] for v in (whole, block)
         ]
         if not shapes[1] or list(whole_shape(shapes[1], 0, loop.count)) != shapes[0]:
-            fail(
-                call,
-                f"is under jax.vmap: apply jax.vmap inside the function '{loop.sym_name}'",
-            )
+            fail(call, f"is under jax.vmap: apply jax.vmap inside the function '{loop.sym_name}'")
 
     def reduce_constant(self, op: ReduceOp, loop: str | None) -> ir.Value:
         """Sums or concatenates a value that all microbatches share, and that is itself of `loop` or none."""

@@ -8,12 +8,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    LaunchOp,
-    nested_ops,
-    referenced_symbols,
-    symbol_table,
-)
+from pathways.dialect import LaunchOp, nested_ops, referenced_symbols, symbol_table
 from pathways.dialect.verification.forms import OUTLINED
 from pathways.passes.analysis.functions import (
     body_block,

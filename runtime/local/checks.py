@@ -42,10 +42,7 @@ def check_shards(plan: Plan, launch: Launch) -> None:
 
 
 def check_shardings(
-    plan: Plan,
-    launch: Launch,
-    shardings: Mapping[Slot, NamedSharding],
-    executable: pjrt.LoadedExecutable,
+    plan: Plan, launch: Launch, shardings: Mapping[Slot, NamedSharding], executable: pjrt.LoadedExecutable
 ) -> None:
     """Checks that XLA chose the shardings of the plan. An executable does not check its operands itself.
 

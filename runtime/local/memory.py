@@ -173,10 +173,7 @@ def analyze_sub_programs(
 
 
 def _of_calls(
-    calls: SubProgramCalls,
-    plans: Mapping[str, Plan],
-    analyses: Mapping[str, MemoryAnalysis],
-    prefix: str,
+    calls: SubProgramCalls, plans: Mapping[str, Plan], analyses: Mapping[str, MemoryAnalysis], prefix: str
 ) -> dict[str, dict[str, int]]:
     """Returns, for each slice, the fields of one of its memories, whose names have the prefix."""
     on_host = bool(prefix)

@@ -66,12 +66,7 @@ _SHARDINGS = ("sdy.sharding", "sharding", "in_shardings", "out_shardings", "arg_
 
 
 def plan_of(
-    module: ir.Module,
-    name: str,
-    stored: Stored | None = None,
-    *,
-    proved: bool = False,
-    located: bool = False,
+    module: ir.Module, name: str, stored: Stored | None = None, *, proved: bool = False, located: bool = False
 ) -> Plan:
     """Flattens a program in scheduled form to a plan.
 
@@ -92,12 +87,7 @@ def plan_of(
 
 
 def host_plans_of(
-    module: ir.Module,
-    name: str,
-    stored: Stored | None = None,
-    *,
-    proved: bool = False,
-    located: bool = False,
+    module: ir.Module, name: str, stored: Stored | None = None, *, proved: bool = False, located: bool = False
 ) -> dict[int, Plan]:
     """Flattens the program of each host to a plan; returns the plans by the number of the host.
 

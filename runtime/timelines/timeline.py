@@ -61,11 +61,7 @@ class StepSpan:
 
 
 def timeline_of(
-    plan: Plan,
-    spans: Mapping[int, StepSpan],
-    unit: str,
-    title: str,
-    hosts: Mapping[str, int] | None = None,
+    plan: Plan, spans: Mapping[int, StepSpan], unit: str, title: str, hosts: Mapping[str, int] | None = None
 ) -> Timeline:
     """Returns the timeline of a plan whose steps ran at these times.
 

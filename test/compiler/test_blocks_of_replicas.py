@@ -155,10 +155,7 @@ def test_blocks_of_arrays_that_an_earlier_run_has_left_on_fewer_replicas() -> No
     def place(split: bool) -> HostArrayLayout:
         placements = [
             SlicePlacement(
-                n,
-                layout,
-                ReplicaBlock(position, 3, 0) if split else WHOLE,
-                {2 * n: (0,), 2 * n + 1: (1,)},
+                n, layout, ReplicaBlock(position, 3, 0) if split else WHOLE, {2 * n: (0,), 2 * n + 1: (1,)}
             )
             for position, n in enumerate((0, 2, 3))
         ]

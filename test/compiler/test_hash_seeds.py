@@ -84,12 +84,7 @@ module @moves_from_two_slices attributes {pw.form = "sharded"} {
 
 
 def run(seed: str, *command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PYTHONHASHSEED": seed,
-        "PYTHONPATH": str(SUPPORT),
-        "JAX_PLATFORMS": "cpu",
-    }
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(SUPPORT), "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         [sys.executable, *map(str, command)],
         capture_output=True,

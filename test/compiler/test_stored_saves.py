@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pathways.compiler.data.host_checkpoints import (
-    SnapshotArray,
-    SnapshotBlock,
-    SnapshotVersion,
-    StoredSave,
-)
+from pathways.compiler.data.host_checkpoints import SnapshotArray, SnapshotBlock, SnapshotVersion, StoredSave
 from pathways.runtime.control.records.errors import HostLostError
 
 

@@ -145,13 +145,7 @@ KINDS = (
     ),
     _kind("pw-compile TARGET", "placed.mlir", mutate_mlir, "pw-compile {seed} -o o.pwb", **_C),
     _kind("pw-compile TARGET", "two.mlir", mutate_mlir, "pw-compile {seed} --pretty", **_C),
-    _kind(
-        "pw-compile TARGET",
-        "step.py",
-        mutate_text,
-        "pw-compile {seed}:step --args-file args.json",
-        **_P,
-    ),
+    _kind("pw-compile TARGET", "step.py", mutate_text, "pw-compile {seed}:step --args-file args.json", **_P),
     _kind("pw-compile --schedule", "order.csv", mutate_text, "pw-compile placed.mlir --schedule {seed}"),
     _kind(
         "pw-compile --args-file", "args.json", mutate_json, "pw-compile step.py:step --args-file {seed}", **_P

@@ -126,10 +126,7 @@ def staged(run: Run, slices: Sequence[Any]) -> Any:
     for stage, (number, slice) in enumerate(zip(run.bodies, order, strict=False)):
         stages.append(
             pw.jit(
-                functools.partial(_mapped, number),
-                devices=slice,
-                in_shardings=BODIES[number][1],
-                stage=stage,
+                functools.partial(_mapped, number), devices=slice, in_shardings=BODIES[number][1], stage=stage
             )
         )
     donated = (0,) if run.donates else ()

@@ -273,11 +273,7 @@ def _looped(maker: Maker, body: Function, sketch: Sketch) -> Function:
         return [step(c, mean + size) for step, c in zip(steps, carried, strict=True)], results
 
     accumulated = pw.accumulate(
-        stateful,
-        loop.count,
-        reduce=reduce,
-        batch_argnums=tuple(n + 1 for n in cut),
-        carry_argnums=0,
+        stateful, loop.count, reduce=reduce, batch_argnums=tuple(n + 1 for n in cut), carry_argnums=0
     )
 
     def whole(*inputs: Any) -> Any:

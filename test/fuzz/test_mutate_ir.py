@@ -49,7 +49,7 @@ def test_syntax_finds_dictionaries_with_all_kinds_of_values():
 def test_syntax_finds_operations_and_values_of_functions():
     lines = TEXT.split("\n")
     assert [(s.first, s.last) for s in syntax.statements(lines)] == [
-        *((1, 9), (2, 2), (3, 3), (4, 7), (5, 5), (6, 6), (8, 8)),
+        *((1, 9), (2, 2), (3, 3), (4, 7), (5, 5), (6, 6), (8, 8))
     ]
     (function,) = syntax.functions(lines)
     assert function.values == {"%x": "!x", "%0#0": "!x", "%0#1": "tensor<f32>"}
@@ -108,7 +108,7 @@ for way in ways:
             "crash",
             "hang",
             "memory",
-        ),
+        )
     ]
 
 

@@ -90,13 +90,7 @@ def unit_tests(path: str) -> Run:
     return run
 
 
-def trained(
-    name: str,
-    *,
-    slices: int = 1,
-    to_reach: float | None = None,
-    **flags: object,
-) -> Program:
+def trained(name: str, *, slices: int = 1, to_reach: float | None = None, **flags: object) -> Program:
     """Trains a model of MaxText with the given flags."""
     server = ("--slices", str(slices)) if slices > 1 else ()
     return Program(f"maxtext-{name}", maxtext_runs.training(flags, slices), server, to_reach=to_reach)

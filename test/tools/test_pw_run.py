@@ -172,18 +172,12 @@ def save(path, **arrays):
     [
         ([], "expected a bundle; see pw-run --help"),
         (["nothing.pwb"], "nothing.pwb: no such file"),
-        (
-            ["step.pwb"],
-            "no input for state.n, state.w, x; give --input, --inputs FILE, --zeros or",
-        ),
+        (["step.pwb"], "no input for state.n, state.w, x; give --input, --inputs FILE, --zeros or"),
         (["step.pwb", "--zeros", "--steps", "0"], "--steps 0: expected at least 1"),
         (["step.pwb", "--zeros", "--feed", "result.0"], "--feed result.0: expected OUT:IN"),
         (["step.pwb", "--zeros", "--feed", "result.7:x"], "--feed result.7:x: there is no result result.7"),
         (["step.pwb", "--zeros", "--feed", "result.1:x"], "result.1 is bfloat16[], but x is bfloat16[8, 4]"),
-        (
-            ["step.pwb", "--zeros", "--feed", "result:state"],
-            "only one of the two has result.0.n",
-        ),
+        (["step.pwb", "--zeros", "--feed", "result:state"], "only one of the two has result.0.n"),
         (
             ["step.pwb", "--zeros", "--feed", "result.0:state", "--feed", "result.0.n:state.n"],
             "--feed result.0.n:state.n: state.n is fed already, with result.0.n",
@@ -196,15 +190,9 @@ def save(path, **arrays):
         (["step.pwb", "--zeros", "--cpu-devices", "1"], "not enough devices: it needs 3"),
         (["step.pwb", "--inputs", "step.pwb"], "step.pwb: "),
         (["step.pwb", "--inputs", "text.npz"], "text.npz: cannot read arrays: "),
-        (
-            ["step.pwb", "--inputs", "other.npz"],
-            "other.npz: the program has no argument y",
-        ),
+        (["step.pwb", "--inputs", "other.npz"], "other.npz: the program has no argument y"),
         (["step.pwb", "--inputs", "shape.npz"], "x is float32[3], but the program takes bfloat16[8, 4]"),
-        (
-            ["step.pwb", "--inputs", "pickle.npz"],
-            "x is object[1], but the program takes bfloat16[8, 4]",
-        ),
+        (["step.pwb", "--inputs", "pickle.npz"], "x is object[1], but the program takes bfloat16[8, 4]"),
         (["text.npz"], "text.npz: not a bundle"),
         (["step.pwb", "--input", "i32=x"], "--input 1, 'i32=x': 'x' is not a value of dtype int32"),
         (["step.pwb", "--input", "2xi32=1"], "--input 1, '2xi32=1', is 2xi32, but state.n is i32"),

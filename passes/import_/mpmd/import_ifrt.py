@@ -8,14 +8,7 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from pathways.dialect import (
-    LaunchOp,
-    argument_attrs,
-    make_slices,
-    ops_named,
-    result_attrs,
-    symbol_table,
-)
+from pathways.dialect import LaunchOp, argument_attrs, make_slices, ops_named, result_attrs, symbol_table
 from pathways.dialect.attributes.names import DONATED, IFRT_FUNCTION, MAIN, SHARDING, SLICE
 from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.operations.operation import symbol_name

@@ -8,14 +8,7 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy
 
-from pathways.dialect import (
-    LaunchOp,
-    argument_attrs,
-    make_slices,
-    ops_named,
-    result_attrs,
-    symbol_table,
-)
+from pathways.dialect import LaunchOp, argument_attrs, make_slices, ops_named, result_attrs, symbol_table
 from pathways.dialect.attributes.meshes import Mesh
 from pathways.dialect.attributes.names import (
     ALIASING,
@@ -32,11 +25,7 @@ from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.verification.forms import MPMD, PLACED
 from pathways.passes.analysis.functions import body_block, drop_empty_constraints
 from pathways.passes.import_.mpmd.callbacks import keep_callbacks_together
-from pathways.passes.import_.mpmd.fragments import (
-    FragmentComputations,
-    Origins,
-    constrain,
-)
+from pathways.passes.import_.mpmd.fragments import FragmentComputations, Origins, constrain
 from pathways.passes.import_.mpmd.layouts import MpmdLayouts, retarget
 from pathways.passes.import_.mpmd.main_function import Port, rebuild_main, tidy_module
 from pathways.passes.import_.mpmd.mesh_tensors import (

@@ -40,10 +40,7 @@ def refuse_unpartitioned(module: ir.Module) -> None:
     """
     for op in nested_ops(module.operation.opview):
         if op.operation.name in UNPARTITIONED:
-            fail(
-                op,
-                "is not partitioned yet: only what Shardy's `lower()` has split into fragments can run",
-            )
+            fail(op, "is not partitioned yet: only what Shardy's `lower()` has split into fragments can run")
 
 
 def refuse_cpu_meshes(function: ir.OpView, topology: Mapping[str, object]) -> None:
@@ -85,10 +82,7 @@ def refuse_ports(
         info = attrs.get(ARGUMENT_INFO if what == "argument" else RESULT_INFO)
         name = f"{what} {info.value}" if isinstance(info, ir.StringAttr) else f"{what} #{number}"
         written = attrs.get(MEMORY_KIND)
-        for kind in (
-            value.memory_kind,
-            written.value if isinstance(written, ir.StringAttr) else None,
-        ):
+        for kind in (value.memory_kind, written.value if isinstance(written, ir.StringAttr) else None):
             if kind not in (None, _DEVICE):
                 fail(
                     function,

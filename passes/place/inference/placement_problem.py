@@ -8,16 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    CarryOp,
-    IndexOp,
-    NextOp,
-    PwOp,
-    argument_attrs,
-    loop_of,
-    op_has,
-    read_slices,
-)
+from pathways.dialect import CarryOp, IndexOp, NextOp, PwOp, argument_attrs, loop_of, op_has, read_slices
 from pathways.dialect.attributes.names import DONATED, SLICE
 from pathways.dialect.operations.traits import Trait
 from pathways.passes.analysis.functions import body_block

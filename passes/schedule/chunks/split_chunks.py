@@ -12,12 +12,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 import pathways.dialect as dialect
-from pathways.dialect.attributes.names import (
-    BLOCK,
-    CONSTANT,
-    DONATED,
-    MAIN,
-)
+from pathways.dialect.attributes.names import BLOCK, CONSTANT, DONATED, MAIN
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.program_view import read_function
 from pathways.dialect.verification.forms import PARTS, SHARDED

@@ -10,15 +10,7 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from pathways.dialect import (
-    LaunchOp,
-    ReduceOp,
-    Trait,
-    argument_attrs,
-    op_has,
-    result_attrs,
-    symbol_table,
-)
+from pathways.dialect import LaunchOp, ReduceOp, Trait, argument_attrs, op_has, result_attrs, symbol_table
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.verification.forms import ORDERED
 from pathways.passes.analysis.computations import Computations

@@ -12,14 +12,7 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from pathways.dialect import (
-    LaunchOp,
-    argument_attrs,
-    nested_ops,
-    op_has,
-    result_attrs,
-    symbol_table,
-)
+from pathways.dialect import LaunchOp, argument_attrs, nested_ops, op_has, result_attrs, symbol_table
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import ORDERED

@@ -113,8 +113,7 @@ class Schedule(Pass):
     input_forms = (UNROLLED, ORDERED)
     output_form = ORDERED
     policy: str = option(
-        "",
-        "the policy of all loops, overriding that of each; with options, such as 'zb-h1(times=flops)'",
+        "", "the policy of all loops, overriding that of each; with options, such as 'zb-h1(times=flops)'"
     )
     file: str = option("", "a CSV file with the orders of all loops, in place of a policy")
     max_live: int = option(0, "how many microbatches a stage may have in flight; 0 for no limit")
@@ -370,8 +369,7 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
                 f"'{PROGRAM}'",
             )
     fail(
-        op,
-        f"{both}; number stages in the order in which a microbatch goes through them, or use '{PROGRAM}'",
+        op, f"{both}; number stages in the order in which a microbatch goes through them, or use '{PROGRAM}'"
     )
 
 

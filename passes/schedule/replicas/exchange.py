@@ -64,10 +64,7 @@ class Exchanger:
         ).results[0]
 
     def sent(
-        self,
-        values: Sequence[ir.Value],
-        places: Sequence[str],
-        sharding: ir.Attribute | None,
+        self, values: Sequence[ir.Value], places: Sequence[str], sharding: ir.Attribute | None
     ) -> list[list[ir.Value]]:
         """Sends the values of all replicas to each of them."""
         return [

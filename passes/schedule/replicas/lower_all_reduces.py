@@ -199,12 +199,7 @@ class _AllReduces(Exchanger):
                 op.results[r].replace_all_uses_with(value)
 
     def launch(
-        self,
-        base: str,
-        bucket: Bucket,
-        operands: Sequence[ir.Value],
-        place: str,
-        body: Body,
+        self, base: str, bucket: Bucket, operands: Sequence[ir.Value], place: str, body: Body
     ) -> list[ir.Value]:
         """Launches a computation, which equal buckets share."""
         members = [bucket.attribute(member.layout) for member in bucket.members]

@@ -327,11 +327,7 @@ class _Unroller:
         return total
 
     def only(
-        self,
-        value: ir.Value,
-        like: Boundary,
-        ip: ir.InsertionPoint,
-        microbatch: int | None = None,
+        self, value: ir.Value, like: Boundary, ip: ir.InsertionPoint, microbatch: int | None = None
     ) -> ir.Value:
         """Returns the result of `like` for one value: the value, or a copy placed as the result."""
         layout = self.computations.layouts.of(like.results[0], like.slice)

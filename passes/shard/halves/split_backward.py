@@ -260,9 +260,7 @@ class _Splitter:
             )
         operands, half = list(launch.operands), split.input
         first = launch.rebuilt(
-            [operands[n] for n in half.arguments],
-            self.symbols[half.callee].type.results,
-            callee=half.callee,
+            [operands[n] for n in half.arguments], self.symbols[half.callee].type.results, callee=half.callee
         )
         _name(first, "input")
         half = split.weight

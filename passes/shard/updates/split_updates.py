@@ -260,10 +260,7 @@ class _UpdateSplitter:
             (place,) = slices_of(self.blocks[value]) or ()
             # In front of the first reader, and so of all others: operations are replaced in block order.
             self.wholes[value] = AllGatherOp.build(
-                [self.blocks[value]],
-                [self.types.get(value, value.type)],
-                dim=self.dim(value),
-                slice=place,
+                [self.blocks[value]], [self.types.get(value, value.type)], dim=self.dim(value), slice=place
             ).results[0]
         return self.wholes.get(value, value)
 

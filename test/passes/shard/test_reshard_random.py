@@ -185,10 +185,7 @@ def check(case: Case) -> Plan:
 
 
 @settings(
-    max_examples=examples(30),
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=examples(30), derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(case=cases())
 def test_reshard_brings_every_shard(case: Case) -> None:
@@ -211,10 +208,7 @@ def test_reshard_brings_every_shard(case: Case) -> None:
 )
 def test_reshard_between_the_largest_meshes(apart: bool, few: bool, replicated: str) -> None:
     """Seven devices to eight in two dimensions, and what replication makes of it."""
-    sides = {
-        "source": Side("a", (7,), ((), ("a0",))),
-        "target": Side("b", (2, 4), (("b1",), ("b0",))),
-    }
+    sides = {"source": Side("a", (7,), ((), ("a0",))), "target": Side("b", (2, 4), (("b1",), ("b0",)))}
     for which in sides if replicated == "both" else [replicated]:
         if which in sides:
             sides[which] = dataclasses.replace(sides[which], dims=((), ()))

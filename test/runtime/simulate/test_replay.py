@@ -20,8 +20,7 @@ from pathways.runtime.simulate.replay import simulate
 
 
 @pytest.mark.parametrize(
-    ("policy", "slices", "count"),
-    [(gpipe, 2, 2), (one_f_one_b, 2, 5), (one_f_one_b, 4, 8), (gpipe, 5, 11)],
+    ("policy", "slices", "count"), [(gpipe, 2, 2), (one_f_one_b, 2, 5), (one_f_one_b, 4, 8), (gpipe, 5, 11)]
 )
 def test_replay_has_the_bubble_of_theory(policy, slices, count):
     timeline = simulate(plan_of(pipeline(policy, slices, count), "step"))

@@ -60,10 +60,7 @@ def test_read_times_prefers_the_most_specific_entry(plan):
         ({"kinds": {"fwd": True}}, 'kinds, fwd: expected a number or a string such as "5us", got True'),
         ({"kinds": {"fwd": "fast"}}, "kinds, fwd: expected a number"),
         ({"kinds": {"fwd": "3 days"}}, "kinds, fwd: unknown suffix 'days'; known are s, ms, us"),
-        (
-            {"kinds": {"fwd": 1, "bwd": "2ms"}},
-            "kinds, bwd: is in seconds, but 'kinds, fwd' is in time units",
-        ),
+        ({"kinds": {"fwd": 1, "bwd": "2ms"}}, "kinds, bwd: is in seconds, but 'kinds, fwd' is in time units"),
     ],
 )
 def test_read_times_names_mistakes(given, message, plan):
