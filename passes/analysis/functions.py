@@ -20,6 +20,7 @@ from pathways.dialect import (
 from pathways.dialect.attributes.fields import entries_of
 from pathways.dialect.attributes.names import ARGUMENT_INFO
 from pathways.dialect.operations.operation import attribute_of, is_public
+from pathways.passes.analysis.operations import replace
 from pathways.passes.manager.base import fail
 
 _MAX_NAMED = 4
@@ -99,9 +100,7 @@ def drop_arguments(
     renewed = []
     for launch in launches:
         new = launch.rebuilt([launch.operands[n] for n in kept])
-        for old, value in zip(launch.results, new.results, strict=True):
-            old.replace_all_uses_with(value)
-        launch.operation.erase()
+        replace(launch, new.results)
         renewed.append(new)
     return renewed
 
@@ -120,9 +119,7 @@ def inline_call(call: ir.OpView, callee: ir.OpView) -> None:
     """Replaces a `func.call` by a copy of the body of what it calls, and erases it."""
     with ir.InsertionPoint(call), call.operation.location:
         results = inlined(callee, list(call.operands))
-    for old, new in zip(call.results, results, strict=True):
-        old.replace_all_uses_with(new)
-    call.operation.erase()
+    replace(call, results)
 
 
 def referenced_functions(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> Iterator[ir.OpView]:
@@ -212,5 +209,4 @@ def drop_empty_constraints(function: ir.OpView, symbols: Mapping[str, ir.OpView]
         if isinstance(mesh, ir.FlatSymbolRefAttr):
             mesh = symbols[mesh.value].attributes["mesh"]
         if not sdy.MeshAttr(mesh).axes:
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.operation.erase()
+            replace(op, op.operands)

@@ -48,12 +48,21 @@ def captured_by_regions(op: ir.OpView) -> list[ir.Value]:
     return list(dict.fromkeys(read))
 
 
-def replace[T: ir.OpView](old: ir.OpView, new: T) -> T:
-    """Lets everything read the results of one operation in the place of another's, which is erased."""
-    for result, replacement in zip(old.results, new.results, strict=True):
-        result.replace_all_uses_with(replacement)
+def is_scalar(value: ir.Value) -> bool:
+    """Returns whether a value is an array without dimensions."""
+    return isinstance(value.type, ir.RankedTensorType) and value.type.rank == 0
+
+
+def is_barrier(op: ir.OpView) -> bool:
+    """Returns whether an operation is an `optimization_barrier`."""
+    return op.operation.name == "stablehlo.optimization_barrier"
+
+
+def replace(old: ir.OpView, values: Iterable[ir.Value]) -> None:
+    """Lets everything read other values instead of the results of an operation, and erases it."""
+    for result, value in zip(old.results, values, strict=True):
+        result.replace_all_uses_with(value)
     old.operation.erase()
-    return new
 
 
 def replace_operands(op: ir.OpView, mapping: Mapping[ir.Value, ir.Value]) -> None:
@@ -120,6 +129,14 @@ def byte_size(tensor_type: ir.Type) -> int:
     if isinstance(element, ir.ComplexType):
         element, reals = element.element_type, 2
     return math.prod(tensor.shape) * reals * max(1, element.width // 8)
+
+
+def integer(value: int, type_: ir.Type | None = None) -> ir.Value:
+    """Builds an integer at the insertion point: a scalar i32, or each element of an array type."""
+    if type_ is None:
+        type_ = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+    element = ir.IntegerAttr.get(ir.RankedTensorType(type_).element_type, value)
+    return stablehlo.constant(ir.DenseElementsAttr.get_splat(type_, element))
 
 
 def zeros_of(type_: ir.Type) -> ir.Value:

@@ -9,6 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import LaunchOp
 from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import is_barrier
 from pathways.passes.import_.branches.tags import branch_of, set_branch
 from pathways.passes.import_.stage_numbers import PlacedCall
 
@@ -16,7 +17,7 @@ from pathways.passes.import_.stage_numbers import PlacedCall
 def split_barriers(main: ir.OpView) -> None:
     """Splits each barrier over many values into one per value."""
     for op in list(body_block(main).operations):
-        if not _is_barrier(op):
+        if not is_barrier(op):
             continue
         for source, result in zip(list(op.operands), list(op.results), strict=True):
             with ir.InsertionPoint(op), op.operation.location:
@@ -29,14 +30,14 @@ def split_barriers(main: ir.OpView) -> None:
 def drop_barriers(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
     """Takes barriers from what launches read; those that read after one repeat what was done before."""
     operations = list(body_block(main).operations)
-    barriers = {op.results[0]: op for op in operations if _is_barrier(op)}
+    barriers = {op.results[0]: op for op in operations if is_barrier(op)}
     through_barrier: set[ir.Value] = set()
     # Launches are in the order of the calls that they were made of.
     calls = iter(placed)
     first: dict[tuple[str, str], PlacedCall] = {}
     for op in operations if barriers else ():
         tainted = any(v in through_barrier for v in op.operands)
-        if _is_barrier(op):
+        if is_barrier(op):
             through_barrier.update(op.results)
             continue
         if isinstance(op, LaunchOp):
@@ -61,7 +62,3 @@ def drop_barriers(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
     for op in barriers.values():
         if not any(True for _ in op.results[0].uses):
             op.operation.erase()
-
-
-def _is_barrier(op: ir.OpView) -> bool:
-    return op.operation.name == "stablehlo.optimization_barrier"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.passes.analysis.operations import copy_into
+from pathways.passes.analysis.operations import copy_into, integer
 from pathways.passes.import_.branches.predicated import on_condition
 
 
@@ -31,8 +31,7 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
                 value.replace_all_uses_with(init)
     inits = [loop.operands[n] for n in kept]
     with ir.InsertionPoint(loop), location:
-        i32 = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
-        zero, one, most = (_number(i32, n) for n in (0, 1, count))
+        zero, one, most = map(integer, (0, 1, count))
         goes_on = _copied(condition, dict(zip((condition.arguments[n] for n in kept), inits, strict=True)))[0]
         passed = [zero, stablehlo.not_(goes_on), *inits]
         types = [value.type for value in passed]
@@ -66,8 +65,3 @@ def _copied(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> Sequence[ir.V
     *operations, terminator = block.operations
     copy_into(operations, mapping)
     return [mapping.get(value, value) for value in terminator.operands]
-
-
-def _number(type_: ir.Type, value: int) -> ir.Value:
-    element = ir.RankedTensorType(type_).element_type
-    return stablehlo.constant(ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(element, value)))

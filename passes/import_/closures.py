@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import ConstantOp, LaunchOp, nested_ops, referenced_symbols, symbol_table
 from pathways.dialect.attributes.names import CONSTANT
 from pathways.passes.analysis.functions import add_arguments, body_block, unique_name
-from pathways.passes.analysis.operations import byte_size
+from pathways.passes.analysis.operations import byte_size, replace
 from pathways.passes.manager.base import main_function
 
 
@@ -50,8 +50,7 @@ def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int)
         hidden = argument_for(value, op.operation.location)
         if function is not main:
             hidden = _pass_to_callee(function, launches_of[name], hidden)
-        op.results[0].replace_all_uses_with(hidden)
-        op.operation.erase()
+        replace(op, [hidden])
 
 
 def _constants(function: ir.OpView, limit: int) -> Iterator[tuple[ir.OpView, ir.Attribute]]:
@@ -82,8 +81,6 @@ def _pass_to_callee(function: ir.OpView, launches: list[LaunchOp], value: ir.Val
     (argument,) = add_arguments(function, [value.type], [{}])
     for number, launch in enumerate(launches):
         longer = launch.rebuilt([*launch.operands, value])
-        for old, new in zip(launch.results, longer.results, strict=True):
-            old.replace_all_uses_with(new)
-        launch.operation.erase()
+        replace(launch, longer.results)
         launches[number] = longer
     return argument

@@ -36,7 +36,7 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
         callee = op.attributes["callee"].value
         if callee not in renamed:
             base = metadata.name or callee
-            _check_nested(traced, op, callee, slice_name, base)
+            _check_nested(traced, callee, slice_name, base)
             base = base if metadata.kind == "fwd" else f"{base}_{metadata.kind}"
             renamed[callee] = unique_name(base, taken - {callee})
             taken.add(renamed[callee])
@@ -59,7 +59,7 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
             ip=ir.InsertionPoint(op),
         )
         calls.append(PlacedCall(launch, metadata.call, origin, metadata.lineage))
-        replace(op, launch)
+        replace(op, launch.results)
     _rename_functions(traced, renamed)
     for (callee, numbers), name in predicated.items():
         make_predicated(traced.symbols[callee], name, numbers)
@@ -67,7 +67,7 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
     return calls
 
 
-def _check_nested(traced: TracedProgram, call: ir.OpView, callee: str, slice_name: str, name: str) -> None:
+def _check_nested(traced: TracedProgram, callee: str, slice_name: str, name: str) -> None:
     for other, inner in traced.placements_inside(traced.symbols[callee], {callee}).items():
         if other != slice_name:
             fail(

@@ -98,7 +98,7 @@ class LoopMarker:
         """Checks that a split or carry starts from a value of a loop around, or of none."""
         around = self.around(op.loop)[1:]
         if loop is not None and loop not in around:
-            self.refuse_nested(op, op.loop, loop)
+            self.refuse_nested(op.loop, loop)
             self.fail_outside(op, loop)
 
     def check_inside(self, op: ir.OpView, inner: str | None, loop: str | None) -> None:
@@ -107,12 +107,12 @@ class LoopMarker:
         if loop is None or loop in around:
             return
         if inner is not None:
-            self.refuse_nested(op, inner, loop)
+            self.refuse_nested(inner, loop)
         # The value of the loop that began first has leaked into the other one.
         begun = (o.loop for o in body_block(self.traced.main).operations if op_has(o, Trait.OPENS_LOOP))
         self.fail_outside(op, next((name for name in begun if name == loop or name in around), loop))
 
-    def refuse_nested(self, op: ir.OpView, inner: str, loop: str) -> None:
+    def refuse_nested(self, inner: str, loop: str) -> None:
         """Refuses loops over slices in loops over microbatches."""
         if not self.traced.symbols[inner].sequential or self.traced.symbols[loop].sequential:
             return
@@ -173,7 +173,8 @@ class LoopMarker:
             loc=call.operation.location,
             ip=ir.InsertionPoint(call),
         )
-        return replace(call, operation)
+        replace(call, operation.results)
+        return operation
 
     def check_types_equal(self, call: ir.OpView, verb: str) -> None:
         for value in call.operands:
@@ -206,6 +207,5 @@ class LoopMarker:
         for result in operations:
             set_loop(result.owner.opview, loop)
         whole = operations[-1] if operations else value
-        op.results[0].replace_all_uses_with(whole)
-        op.operation.erase()
+        replace(op, [whole])
         return whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from pathways.dialect import PwOp, only_computes
-from pathways.passes.analysis.operations import EXPENSIVE
+from pathways.passes.analysis.operations import EXPENSIVE, is_scalar, replace
 
 _KEPT = EXPENSIVE | {"stablehlo.optimization_barrier", "stablehlo.rng"}
 """Operations that are left alone: their work counts, they keep others apart, or equal ones differ."""
@@ -23,7 +23,7 @@ def merge_equal(block: ir.Block) -> None:
     Args:
       block: the body of `@main`, before anything of it is placed.
     """
-    known = {a for a in block.arguments if _is_scalar(a)}
+    known = {a for a in block.arguments if is_scalar(a)}
     first: dict[object, ir.Value] = {}
     for op in list(block.operations):
         if not only_computes(type(op)) or op.operation.name in _KEPT:
@@ -39,15 +39,10 @@ def merge_equal(block: ir.Block) -> None:
             known.add(result)
             continue
         same = first.setdefault((type(op), result.type, *operands, *attributes), result)
-        if same is not result and (_is_scalar(result) or not _is_taken(result)):
-            result.replace_all_uses_with(same)
-            op.operation.erase()
+        if same is not result and (is_scalar(result) or not _is_taken(result)):
+            replace(op, [same])
         else:
             known.add(result)
-
-
-def _is_scalar(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.RankedTensorType) and value.type.rank == 0
 
 
 def _is_taken(value: ir.Value) -> bool:

@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect import CarryOp, IndexOp, LoopOp, NextOp, PwOp, ReduceOp, SplitOp, UntilOp, set_loop
 from pathways.passes.analysis.functions import body_block
-from pathways.passes.analysis.operations import captured, has_side_effect
+from pathways.passes.analysis.operations import captured, has_side_effect, integer, replace
 from pathways.passes.analysis.trip_count import Linear, TripCount, linear
 from pathways.passes.import_.branches.tags import branch_of, conditions
 
@@ -66,8 +66,8 @@ class OpenedLoop:
             if value.type != type_:
                 value = stablehlo.convert(type_, value)
             if counter.factor != 1:
-                value = stablehlo.multiply(value, _number(type_, counter.factor))
-            return value if counter.offset == 0 else stablehlo.add(value, _number(type_, counter.offset))
+                value = stablehlo.multiply(value, integer(counter.factor, type_))
+            return value if counter.offset == 0 else stablehlo.add(value, integer(counter.offset, type_))
 
     def close(self, body: Sequence[ir.OpView], symbols: Mapping[str, ir.OpView]) -> None:
         """Closes the loop around the body that `move` returned, and erases the operation."""
@@ -85,12 +85,10 @@ class OpenedLoop:
         for n, counter in self.trips.counters.items():
             if n not in self.carries and last[n] != following[n]:
                 with ir.InsertionPoint(self.op), self.location:
-                    last[n] = _number(last[n].type, counter.offset + counter.factor * self.trips.count)
+                    last[n] = integer(counter.offset + counter.factor * self.trips.count, last[n].type)
         for n, carry in self.carries.items():
             last[n] = self.collected(carry, following[n]) or self.handed_on(carry, following[n])
-        for old, new in zip(self.op.results, last, strict=True):
-            old.replace_all_uses_with(new)
-        self.op.operation.erase()
+        replace(self.op, last)
         if not any(True for _ in self.index.results[0].uses):
             self.index.operation.erase()
 
@@ -131,8 +129,7 @@ class OpenedLoop:
             loc=op.operation.location,
             ip=ir.InsertionPoint(op),
         )
-        op.results[0].replace_all_uses_with(split.results[0])
-        op.operation.erase()
+        replace(op, split.results)
 
     def collected(self, carry: CarryOp, following: ir.Value) -> ir.Value | None:
         """Returns the concatenation of the rows that iterations write to an array; None if they do more."""
@@ -182,13 +179,6 @@ class OpenedLoop:
             loc=self.location,
             ip=ir.InsertionPoint(self.op),
         ).results[0]
-
-
-def _number(type_: ir.Type, value: int) -> ir.Value:
-    """Returns an integer scalar."""
-    element = ir.RankedTensorType(type_).element_type
-    attribute = ir.DenseElementsAttr.get_splat(ir.RankedTensorType(type_), ir.IntegerAttr.get(element, value))
-    return stablehlo.constant(attribute)
 
 
 def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import LoopOp, PwOp, UntilOp, make_slices, only_computes
 from pathways.dialect.attributes.names import MAX_MICROBATCHES, SLICE
 from pathways.passes.analysis.functions import body_block, unique_name
-from pathways.passes.analysis.operations import has_side_effect
+from pathways.passes.analysis.operations import has_side_effect, replace
 from pathways.passes.analysis.trip_count import trip_count_of
 from pathways.passes.import_.branches.open_branches import BRANCHING, open_branches
 from pathways.passes.import_.branches.tags import branch_of, set_branch
@@ -98,9 +98,7 @@ class _RegionMover:
             trips = trip_count_of(op)
             assert trips is not None
         if trips.count == 0:
-            for old, init in zip(op.results, op.operands, strict=True):
-                old.replace_all_uses_with(init)
-            op.operation.erase()
+            replace(op, op.operands)
             return []
         if trips.count > MAX_MICROBATCHES:
             fail(

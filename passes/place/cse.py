@@ -12,7 +12,7 @@ from pathways.dialect.operations.operation import attributes_of
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import OUTLINED, PLACED, SHARDED, UNROLLED
 from pathways.passes.analysis.functions import body_block
-from pathways.passes.analysis.operations import computation_has_effect
+from pathways.passes.analysis.operations import computation_has_effect, replace
 from pathways.passes.manager.base import Pass, main_function
 
 
@@ -57,9 +57,7 @@ class Cse(Pass):
                 continue
             first = seen.setdefault(_key(op), op)
             if first is not op:
-                for old, new in zip(op.results, first.results, strict=True):
-                    old.replace_all_uses_with(new)
-                op.operation.erase()
+                replace(op, first.results)
 
 
 def _key(op: PwOp) -> object:

@@ -21,7 +21,7 @@ from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import PLACED, SHARDED
 from pathways.passes.analysis.computations import Body, Computations
 from pathways.passes.analysis.functions import body_block
-from pathways.passes.analysis.operations import byte_size
+from pathways.passes.analysis.operations import byte_size, replace
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
 
 ISLANDS = ("named", "all")
@@ -190,8 +190,7 @@ class _Lowering:
             arrived = self.move(op, pieces, cut, shape)
             joined = self.join(op, arrived, cut)
             result = self.gather(joined, cut.target, target)
-        op.results[0].replace_all_uses_with(result)
-        op.operation.erase()
+        replace(op, [result])
 
     def few_pieces(self, source: _Side, arrivals: Sequence[_Side], shape: Sequence[int]) -> _Cut:
         """Returns a division into few pieces, for which the value has to lie otherwise over the source.

@@ -20,6 +20,7 @@ from pathways.dialect.attributes.meshes import replicated
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.shardings import SliceMesh, make_sharding
 from pathways.passes.analysis.functions import body_block
+from pathways.passes.analysis.operations import replace
 from pathways.passes.manager.base import main_function, remark
 
 _KIND = "pw.kind"
@@ -57,6 +58,16 @@ class _Encoding[Op: dialect.PwOp](abc.ABC):
         return [op.operands[0]]
 
 
+class _Identity[Op: dialect.PwOp](_Encoding[Op]):
+    """An identity, whose result has the sharding of its operand."""
+
+    def encode(self, op: Op) -> ir.OpView:
+        return stablehlo.OptimizationBarrierOp([op.operands[0]])
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return _sharding_if_any(op)
+
+
 class _LaunchAsCall(_Encoding[dialect.LaunchOp]):
     """A call, of a variant of the computation where shardings differ."""
 
@@ -71,11 +82,8 @@ class _LaunchAsCall(_Encoding[dialect.LaunchOp]):
         return list(op.operands)
 
 
-class _TransferAsIdentity(_Encoding[dialect.TransferOp]):
+class _TransferAsIdentity(_Identity[dialect.TransferOp]):
     """An identity, between equal meshes."""
-
-    def encode(self, op: dialect.TransferOp) -> ir.OpView:
-        return stablehlo.OptimizationBarrierOp([op.operands[0]])
 
     def decode(self, op: ir.OpView) -> _Decided:
         return {"sharding": _of_result(op, 0)}
@@ -93,40 +101,24 @@ class _SplitAsSlice(_Encoding[dialect.SplitOp]):
         return _sharding_if_any(op)
 
 
-class _ReduceAsBlocks(_Encoding[dialect.ReduceOp]):
+class _ReduceAsBlocks(_Identity[dialect.ReduceOp]):
     """An identity for a sum, a concatenation of equal blocks for one of microbatches."""
 
     def encode(self, op: dialect.ReduceOp) -> ir.OpView:
         value = op.operands[0]
         if op.kind == "sum":
-            return stablehlo.OptimizationBarrierOp([value])
+            return super().encode(op)
         total = ir.RankedTensorType(op.results[0].type).shape[0]
         rows = ir.RankedTensorType(value.type).shape[0]
         # Any number of blocks without rows has none.
         return stablehlo.ConcatenateOp([value] * (total // rows if rows else 1), 0)
 
-    def decode(self, op: ir.OpView) -> _Decided:
-        return _sharding_if_any(op)
 
-
-class _AllReduceAsIdentity(_Encoding[dialect.AllReduceOp]):
+class _AllReduceAsIdentity(_Identity[dialect.AllReduceOp]):
     """Identity: the sum has the sharding of its terms."""
-
-    def encode(self, op: dialect.AllReduceOp) -> ir.OpView:
-        return stablehlo.OptimizationBarrierOp([op.operands[0]])
 
     def decode(self, op: ir.OpView) -> _Decided:
         return {}
-
-
-class _CarryAsIdentity(_Encoding[dialect.CarryOp]):
-    """Identity from the first iteration; `pw.next` ties it to later ones."""
-
-    def encode(self, op: dialect.CarryOp) -> ir.OpView:
-        return stablehlo.OptimizationBarrierOp([op.operands[0]])
-
-    def decode(self, op: ir.OpView) -> _Decided:
-        return _sharding_if_any(op)
 
 
 class _NextAsSum(_Encoding[dialect.NextOp]):
@@ -152,7 +144,8 @@ _ENCODINGS: Mapping[str, _Encoding[Any]] = {
     "pw.split": _SplitAsSlice(),
     "pw.reduce": _ReduceAsBlocks(),
     "pw.all_reduce": _AllReduceAsIdentity(),
-    "pw.carry": _CarryAsIdentity(),
+    # From the first iteration; `pw.next` ties it to later ones.
+    "pw.carry": _Identity(),
     "pw.next": _NextAsSum(),
 }
 
@@ -176,7 +169,7 @@ def encode(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
             new = _ENCODINGS[kind].encode(op)
         new.attributes[_KIND] = ir.StringAttr.get(kind)
         new.attributes[_ORIGINAL] = ir.DictAttr.get({name: op.attributes[name] for name in op.attributes})
-        _replace(op, new.results)
+        replace(op, new.results)
 
 
 def decode(module: ir.Module) -> None:
@@ -190,10 +183,10 @@ def decode(module: ir.Module) -> None:
             # Between launches only encoded operations stand for operations of `pw`.
             op.operation.erase()
         elif _KIND in op.attributes:
-            _replace(op, _original(op).results)
+            replace(op, _original(op).results)
         elif op.operation.name in (_COPY, "sdy.reshard"):
             # Where shardings differ after all, `settle` reshards, slice by slice.
-            _replace(op, [op.operands[0]])
+            replace(op, [op.operands[0]])
         elif isinstance(op, dialect.TransferOp):
             op.sharding = _of_result(op, 0)
             for name in (SHARDING, _NUMBER):
@@ -211,12 +204,6 @@ def _original(op: ir.OpView) -> ir.Operation:
     attributes = {key: attribute for key, attribute in merged.items() if attribute is not None}
     with ir.InsertionPoint(op), op.operation.location:
         return ir.Operation.create(name, [r.type for r in op.results], encoding.operands(op), attributes)
-
-
-def _replace(op: ir.OpView, values: ir.OpResultList | list[ir.Value]) -> None:
-    for old, value in zip(op.results, values, strict=True):
-        old.replace_all_uses_with(value)
-    op.operation.erase()
 
 
 def _copy_mirrored(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
@@ -259,7 +246,7 @@ def _plain_stablehlo(function: ir.OpView) -> None:
                     new = ir.Operation.create("sdy.sharding_constraint", types, list(op.operands), attributes)
             case _:
                 continue
-        _replace(op, new.results)
+        replace(op, new.results)
 
 
 def _plain_constant(op: ir.OpView) -> ir.Operation:

@@ -9,6 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.dialect.attributes.names import CONDITION
 from pathways.passes.analysis.functions import unique_name
+from pathways.passes.analysis.operations import integer, replace
 from pathways.passes.import_.branches.tags import Branch, branch_of, set_branch
 
 BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
@@ -32,9 +33,7 @@ def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
     # The branch of False comes first for a number, and that of True for `stablehlo.if`.
     regions = regions if op.operation.name == "stablehlo.case" else regions[::-1]
     results = mover.open(regions, 0, branch_of(op))
-    for old, new in zip(op.results, results, strict=True):
-        old.replace_all_uses_with(new)
-    op.operation.erase()
+    replace(op, results)
     return mover.moved
 
 
@@ -69,16 +68,14 @@ class _BranchMover:
     def is_later(self, name: str, number: int, around: Branch | None) -> ir.Value:
         """Builds the condition, with an operation of its own, that a later branch than this one is taken."""
         chooses = self.op.operands[0]
-        element = ir.RankedTensorType(chooses.type).element_type
         with ir.InsertionPoint(self.op), self.op.operation.location:
-            value = ir.DenseElementsAttr.get_splat(chooses.type, ir.IntegerAttr.get(element, number))
-            constant = stablehlo.ConstantOp(value)
+            constant = integer(number, chooses.type)
             # Not "greater than": StableHLO takes the last branch for a number that is out of range, also
             # below 0.
             direction = stablehlo.ComparisonDirectionAttr.get("NE")
-            compared = stablehlo.CompareOp(chooses, constant.result, direction)
+            compared = stablehlo.CompareOp(chooses, constant, direction)
         compared.attributes[CONDITION] = ir.StringAttr.get(name)
-        for op in (constant, compared):
+        for op in (constant.owner.opview, compared):
             set_branch(op, around)
         return compared.result
 

@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from pathways.dialect import loop_of_op, set_loop
 from pathways.passes.analysis.functions import body_block, inlined
-from pathways.passes.analysis.operations import is_zeros, zeros_of
+from pathways.passes.analysis.operations import is_zeros, replace, zeros_of
 from pathways.passes.import_.branches.tags import Branch, branch_of, conditions
 
 
@@ -69,8 +69,7 @@ def drop_selections(main: ir.OpView) -> Mapping[ir.Value, int]:
         _, on_true, on_false = op.operands
         for taken, value, other in ((True, on_true, on_false), (False, on_false, on_true)):
             if untaken.choose(value, other, Branch(by_flag[op.operands[0]], taken)):
-                op.results[0].replace_all_uses_with(value)
-                op.operation.erase()
+                replace(op, [value])
                 break
     return untaken.handed_on
 

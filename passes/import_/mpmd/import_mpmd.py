@@ -46,7 +46,6 @@ from pathways.passes.manager.base import Pass, fail
 
 _CALL = "mpmd.fragment_call"
 _FRAGMENT = "mpmd.fragment"
-_TRANSFER = "mpmd.transfer"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.verification.forms import ORDERED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, inlined
-from pathways.passes.analysis.operations import zeros_of
+from pathways.passes.analysis.operations import replace, zeros_of
 from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.schedule.fuse.compile_cost import LARGE, CompileCost
 from pathways.passes.schedule.order.positions import renumber
@@ -160,8 +160,7 @@ class _Folder:
         for launch in launches:
             sums = self.add_to(launch, numbers, sums, replaced)
         for op, total in zip(reductions, sums, strict=True):
-            op.results[0].replace_all_uses_with(total)
-            op.operation.erase()
+            replace(op, [total])
 
     def add_to(
         self, launch: LaunchOp, numbers: tuple[int, ...], sums: Sequence[ir.Value], replaced: set[ir.Value]

@@ -16,7 +16,7 @@ from pathways.dialect.attributes.shardings import SliceMesh, decided_inside, mak
 from pathways.dialect.verification.forms import ORDERED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call
-from pathways.passes.analysis.operations import captured, copy_into, has_side_effect
+from pathways.passes.analysis.operations import captured, copy_into, has_side_effect, replace
 from pathways.passes.manager.base import Pass, main_function, option
 from pathways.passes.schedule.fuse.compile_cost import LARGE_LOOP, CompileCost
 from pathways.passes.schedule.order.positions import renumber
@@ -333,6 +333,4 @@ def _launch_pieces(launch: LaunchOp, body: _Body, pieces: Sequence[_Piece]) -> N
             ip=ir.InsertionPoint(launch),
         )
         values.update(zip(piece.outputs, new.results, strict=True))
-    for old, returned in zip(launch.results, body.returned, strict=True):
-        old.replace_all_uses_with(values[returned])
-    launch.operation.erase()
+    replace(launch, [values[returned] for returned in body.returned])

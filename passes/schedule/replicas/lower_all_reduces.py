@@ -15,7 +15,7 @@ from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block
-from pathways.passes.analysis.operations import byte_size
+from pathways.passes.analysis.operations import byte_size, replace
 from pathways.passes.manager.base import Pass, fail, main_function, option
 from pathways.passes.schedule.replicas.buckets import (
     Body,
@@ -96,8 +96,7 @@ class LowerAllReduces(Pass):
         for op in alone:
             if not isinstance(op, AllReduceOp):
                 fail(op, "stands for all replicas; run pw-replicate first")
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.operation.erase()
+            replace(op, op.operands)
         if not exchanges:
             return
         layouts = Layouts(module)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -22,7 +21,7 @@ from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, set_signature, unique_name
-from pathways.passes.analysis.operations import has_side_effect
+from pathways.passes.analysis.operations import has_side_effect, integer
 from pathways.passes.analysis.replicas import replica_count
 from pathways.passes.manager.base import Pass, fail, main_function, remark
 from pathways.passes.schedule.replicas.shares import Shares, decide_shares, rows_divide
@@ -203,16 +202,16 @@ class _Replicator:
         if not self.shares.numbered:
             return []
         numbers = []
-        i32 = ir.IntegerType.get_signless(32)
+        scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         for r in self.replicas:
             name = unique_name(f"replica_{r}", self.symbols)
-            value = ir.DenseElementsAttr.get(np.array(r, np.int32), type=i32)
+            value = ir.DenseElementsAttr.get_splat(scalar, ir.IntegerAttr.get(scalar.element_type, r))
             self.symbols[name] = dialect.ConstantOp.build(
                 sym_name=name, value=value, ip=ir.InsertionPoint(self.main)
             )
             places = dialect.make_slices([self.slices[place][r] for place in self.shares.numbered])
             attrs = {CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: places}
-            numbers.append(self.add_argument(ir.RankedTensorType.get([], i32), attrs))
+            numbers.append(self.add_argument(scalar, attrs))
         return numbers
 
     def add_argument(self, type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Value:
@@ -385,8 +384,8 @@ class _Replicator:
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
             whole, number = arguments
-            starts = [stablehlo.multiply(number, _scalar(target.shape[0]))]
-            starts += [_scalar(0)] * (target.rank - 1)
+            starts = [stablehlo.multiply(number, integer(target.shape[0]))]
+            starts += [integer(0)] * (target.rank - 1)
             return [stablehlo.dynamic_slice(whole, starts, list(target.shape))]
 
         name = self.computations.make(
@@ -477,8 +476,3 @@ def _taken_block(attrs: dict[str, ir.Attribute]) -> int | None:
     """Removes from attributes the dimension that is in blocks, one for each replica, and returns it."""
     block = attrs.pop(BLOCK, None)
     return None if block is None else NATURAL.read(block)
-
-
-def _scalar(value: int) -> ir.Value:
-    i32 = ir.IntegerType.get_signless(32)
-    return stablehlo.constant(ir.DenseElementsAttr.get(np.array(value, np.int32), type=i32))

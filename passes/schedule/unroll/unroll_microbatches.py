@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
@@ -17,6 +16,7 @@ from pathways.dialect.attributes.names import CONSTANT, MAX_OPERATIONS, SLICE
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import SHARDED, UNROLLED
 from pathways.passes.analysis.functions import add_arguments, body_block, unique_name
+from pathways.passes.analysis.operations import integer
 from pathways.passes.manager.base import Pass, fail, main_function
 from pathways.passes.schedule.unroll.loop_computations import Boundary, LoopComputations
 
@@ -114,17 +114,17 @@ def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[dialect.LoopOp]
         )
         most = max(most, counts[op.loop])
     taken = set(dialect.symbol_table(module))
-    i32 = ir.IntegerType.get_signless(32)
+    scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
     attrs = []
     for k in range(most):
         name = unique_name(f"microbatch_{k}", taken)
         taken.add(name)
-        value = ir.DenseElementsAttr.get(np.array(k, np.int32), type=i32)
+        value = ir.DenseElementsAttr.get_splat(scalar, ir.IntegerAttr.get(scalar.element_type, k))
         dialect.ConstantOp.build(
             sym_name=name, value=value, loc=main.operation.location, ip=ir.InsertionPoint(main)
         )
         attrs.append({CONSTANT: ir.FlatSymbolRefAttr.get(name), SLICE: dialect.make_slices(list(places))})
-    return add_arguments(main, [ir.RankedTensorType.get([], i32)] * len(attrs), attrs)
+    return add_arguments(main, [scalar] * len(attrs), attrs)
 
 
 @dataclasses.dataclass
@@ -299,8 +299,8 @@ class _Unroller:
             shape = list(target.shape)
             is_arranged = ir.RankedTensorType(whole.type).rank > target.rank
             sizes = [1, *shape] if is_arranged else shape
-            step = _scalar(1 if is_arranged else shape[0])
-            starts = [stablehlo.multiply(number, step), *[_scalar(0)] * (len(sizes) - 1)]
+            step = integer(1 if is_arranged else shape[0])
+            starts = [stablehlo.multiply(number, step), *[integer(0)] * (len(sizes) - 1)]
             block = stablehlo.dynamic_slice(whole, starts, sizes)
             return stablehlo.reshape(target, block) if is_arranged else block
 
@@ -347,8 +347,3 @@ def _is_too_much(value: ir.Value, like: Boundary) -> bool:
         return False
     readers = (use.owner.opview for use in like.results[0].uses)
     return any(dialect.op_has(op, Trait.TRANSFERS) or dialect.op_has(op, Trait.ALIASES) for op in readers)
-
-
-def _scalar(value: int) -> ir.Value:
-    i32 = ir.IntegerType.get_signless(32)
-    return stablehlo.constant(ir.DenseElementsAttr.get(np.array(value, np.int32), type=i32))

@@ -7,7 +7,6 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -17,7 +16,7 @@ from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.shardings import decided_inside, make_sharding
 from pathways.dialect.relations.layouts import Layouts
 from pathways.passes.analysis.computations import Computations
-from pathways.passes.analysis.operations import captured, replace_operands
+from pathways.passes.analysis.operations import captured, integer, is_barrier, replace_operands
 from pathways.passes.shard.updates.axes import BRANCHES, Tie, block_attributes, is_free, partial_dims, ties_of
 from pathways.passes.shard.updates.splitting import OuterLaunch, Splitting
 
@@ -185,7 +184,7 @@ class SplitLaunch:
         if self.is_argument(value):
             return [Item(value, Coverage.WHOLE), NUMBER]
         op = value.owner.opview
-        if _is_barrier(op):
+        if is_barrier(op):
             return [Item(op.operands[ir.OpResult(value).result_number], coverage)]
         if self.is_branch(item):
             return self.branches(op).reads
@@ -278,7 +277,7 @@ class SplitLaunch:
         value, coverage = item
         assert value is not None
         reads = [values[read] for read in self.reads(item)]
-        if not self.is_argument(value) and _is_barrier(value.owner.opview):
+        if not self.is_argument(value) and is_barrier(value.owner.opview):
             values[item] = reads[0]
         elif self.is_branch(item):
             self.compute_branches(value.owner.opview, values)
@@ -375,8 +374,8 @@ class SplitLaunch:
     def cut(self, item: Item, whole: ir.Value, number: ir.Value) -> ir.Value:
         """Cuts the block of the replica from a value that it has as a whole."""
         dim, shape = self.splitting.dims[self.launch.key(item.value)], self.type(item).shape
-        starts = [_scalar(0)] * len(shape)
-        starts[dim] = stablehlo.multiply(number, _scalar(shape[dim]))
+        starts = [integer(0)] * len(shape)
+        starts[dim] = stablehlo.multiply(number, integer(shape[dim]))
         return stablehlo.dynamic_slice(whole, starts, list(shape))
 
     def type(self, item: Item) -> ir.RankedTensorType:
@@ -407,10 +406,6 @@ class SplitLaunch:
         return make_sharding(self.home.symbol, decided_inside(value, self.home))
 
 
-def _is_barrier(op: ir.OpView) -> bool:
-    return op.operation.name == "stablehlo.optimization_barrier"
-
-
 def _in_order(items: Iterable[Item], reads: Callable[[Item], list[Item]]) -> list[Item]:
     """Returns items and those that they are computed from, each after those that it reads."""
     order: dict[Item, None] = {}
@@ -424,8 +419,3 @@ def _in_order(items: Iterable[Item], reads: Callable[[Item], list[Item]]) -> lis
             waiting.append((item, True))
             waiting += [(read, False) for read in reversed(reads(item)) if read not in order]
     return list(order)
-
-
-def _scalar(value: int) -> ir.Value:
-    i32 = ir.IntegerType.get_signless(32)
-    return stablehlo.constant(ir.DenseElementsAttr.get(np.array(value, np.int32), type=i32))

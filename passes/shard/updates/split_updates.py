@@ -28,7 +28,7 @@ from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import SHARDED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, inline_call, set_signature
-from pathways.passes.analysis.operations import has_side_effect
+from pathways.passes.analysis.operations import has_side_effect, is_scalar
 from pathways.passes.analysis.replicas import ReplicaNumbers, replica_count
 from pathways.passes.analysis.sharding_rules import RuleReader, attach_rules, drop_rules
 from pathways.passes.manager.base import Pass, main_function, remark
@@ -135,9 +135,9 @@ def _unshare_constants(block: ir.Block) -> None:
     of_scalars: set[ir.Value] = set()
     shared: list[ir.OpView] = []
     for op in _with_branches(block):
-        if only_computes(type(op)) and all(v in of_scalars or _is_scalar(v) for v in op.operands):
+        if only_computes(type(op)) and all(v in of_scalars or is_scalar(v) for v in op.operands):
             of_scalars.update(op.results)
-            if len(op.results) == 1 and not _is_scalar(op.results[0]):
+            if len(op.results) == 1 and not is_scalar(op.results[0]):
                 shared.append(op)
     # Last first: a copy is one more reader of its operands.
     for op in reversed(shared):
@@ -171,10 +171,6 @@ def _move_reductions(launch: OuterLaunch, splitting: Splitting) -> None:
     while reductions := in_branches():
         for op in reductions:
             move_in_front(op)
-
-
-def _is_scalar(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.RankedTensorType) and value.type.rank == 0
 
 
 class _UpdateSplitter:
