@@ -48,9 +48,10 @@ def make_parsers() -> list[FlagParser]:
         pw_run,
         pw_sim,
         pw_viz,
+        pw_worker,
     )
 
-    tools = (pw_bundle, pw_cluster, pw_compile, pw_lsp, pw_opt, pw_proxy, pw_run, pw_sim, pw_viz)
+    tools = (pw_bundle, pw_cluster, pw_compile, pw_lsp, pw_opt, pw_proxy, pw_run, pw_sim, pw_viz, pw_worker)
     return [*(tool.make_parser() for tool in tools), make_parser()]
 
 

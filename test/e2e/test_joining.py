@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cli import run_tool
 from on_hosts import run
 
 import pathways as pw
 from pathways.runtime.hosts.launch.join_launcher import secret_of
 
-JOIN = [sys.executable, "-P", "-m", "pathways.runtime.hosts.launch.join"]
+JOIN = [sys.executable, "-P", "-m", "pathways.tools.pw_worker"]
 
 
 @pytest.fixture
@@ -69,6 +71,14 @@ while lives(hosts[1]):
     time.sleep(0.05)
 """)
         assert early[1].wait(20) == 0
+        lines = re.sub(r"worker \d+", "worker N", early[1].stderr.read()).splitlines()
+        assert [line for line in lines if not line.startswith("pw-worker: cannot join")][:4] == [
+            "pw-worker: joined 127.0.0.1:20500",
+            "pw-worker: host 0: worker N runs",
+            "pw-worker: host 0: worker N is lost: killed by signal 9",
+            "pw-worker: host 0: worker N replaces it",
+        ]
+        assert lines[-1] == "pw-worker: left 127.0.0.1:20500"
     finally:
         for process in early:
             process.kill()
@@ -88,7 +98,7 @@ def test_joining_refuses_a_secret_readable_by_others(own_workers, secret: Path):
         text=True,
         check=False,
     )
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "can be read by others (mode 0640)" in done.stderr
     secret.chmod(0o600)
     secret.write_text("short")
@@ -108,6 +118,15 @@ def test_joining_reports_wrong_workers(secret: Path):
     join = [*JOIN, "--secret-file", str(secret), "--wait=0", "--join"]
     done = subprocess.run([*join, "127.0.0.1"], capture_output=True, text=True, check=False)
     assert "'127.0.0.1': expected an address and a port, as in 10.0.0.5:7000" in done.stderr
+    for words, error in (
+        (["--join=127.0.0.1:1"], "--join and --secret-file go together"),
+        (["--ready", "--drain=1"], "expected --join, --ready or --drain; see pw-worker --help"),
+        (["--ready"], "expected --folder, or PW_READY_DIR in the environment"),
+        (["--drain=soon"], "argument --drain: must be a number of seconds, got 'soon'"),
+    ):
+        done = run_tool("pw-worker", *words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"pw-worker: error: {error}")
     done = subprocess.run([*join, "127.0.0.1:1"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("pw-worker: cannot join 127.0.0.1:1: ")
+    assert done.stderr.startswith("pw-worker: error: cannot join 127.0.0.1:1: ")

@@ -146,7 +146,8 @@ def test_ready_reports_the_state_of_hosts_to_platforms(devices, tmp_path, monkey
     """A worker has a file from when it is ready until it exits or receives SIGTERM, in whatever way."""
 
     def ready(*options):
-        command = ["-m", "pathways.runtime.hosts.launch.ready", str(tmp_path / "ready"), *options]
+        action = () if "--drain" in options else ("--ready",)
+        command = ["-m", "pathways.tools.pw_worker", *action, "--folder", str(tmp_path / "ready"), *options]
         # Not through a pipe, which a worker that starts at the same time may keep open.
         with (tmp_path / "output").open("w+") as output:
             done = subprocess.run(

@@ -162,6 +162,7 @@ KINDS = (
     _kind(
         "pw-cluster --token", "token", mutate_bytes, _of_tool("pw-cluster", lambda p: secret_of(p, "token"))
     ),
+    _kind("pw-worker --secret-file", "token", mutate_bytes, _of_tool("pw-worker", secret_of)),
     _kind("pw-lsp TEXT", "placed.mlir", mutate_mlir, _of_tool("pw-lsp", _edit), **_C),
 )
 
@@ -180,6 +181,7 @@ OTHER_VALUES = frozenset(
         *(f"{tool} --{flag}" for tool in ("pw-sim", "pw-viz") for flag in ("taken", "latency", "bandwidth")),
         *("pw-sim --limits", "pw-viz --limits", "pw-proxy --listen", "pw-proxy --platform"),
         *("pw-proxy --cpu-devices", "pw-proxy --slices", "pw-proxy --max-memory", "pw-proxy --files"),
+        *(f"pw-worker --{flag}" for flag in ("join", "host", "wait", "hosts", "drain", "folder")),
         # Outputs.
         *(
             "pw-compile -o",

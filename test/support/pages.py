@@ -23,6 +23,7 @@ TOOLS = (
     "pw-sim",
     "pw-viz",
     "pw-lsp",
+    "pw-worker",
 )
 COMMAND = re.compile(rf"(?:\w+=\S+ )*(?:\.venv/bin/)?(?:python|pip|make|{'|'.join(TOOLS)}) ")
 ELSEWHERE = "10.0.0.5"

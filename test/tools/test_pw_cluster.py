@@ -216,6 +216,16 @@ def test_pw_cluster_reports_why_a_cluster_does_not_start(folder, capfd, monkeypa
         (folder / "taken.toml").write_text(f"hosts = 1\nlisten = '127.0.0.1:{taken.getsockname()[1]}'")
         assert pw_cluster.main(["up", f"{folder}/taken.toml"]) == 1
     assert "error: cannot listen at 127.0.0.1:" in capfd.readouterr().err
+    # The mode of the secret is checked before the address to join is announced.
+    (folder / "secret").touch(0o644)
+    (folder / "open.toml").write_text(
+        "launcher = 'join'\nhosts = 1\nsecret_file = 'secret'\nbind = '127.0.0.1'\nports = [7000, 7009]"
+    )
+    assert pw_cluster.main(["up", f"{folder}/open.toml"]) == 1
+    assert re.fullmatch(
+        r"pw-cluster: error: secret_file='\S+' can be read by others \(mode 0644\): .*\n",
+        capfd.readouterr().err,
+    )
     monkeypatch.setenv("PW_CLUSTERS", f"{folder}/{'x' * 100}")
     assert pw_cluster.main(["up", f"{folder}/lab.toml"]) == 1
     assert "is too long for the path of a socket (100 bytes at most): set PW_" in capfd.readouterr().err

@@ -60,7 +60,19 @@ def test_tools_print_their_version_and_flags(tool, capfd):
 
 
 def test_tools_are_all_listed():
-    names = ["bundle", "cluster", "compile", "completion", "lsp", "opt", "proxy", "run", "sim", "viz"]
+    names = [
+        "bundle",
+        "cluster",
+        "compile",
+        "completion",
+        "lsp",
+        "opt",
+        "proxy",
+        "run",
+        "sim",
+        "viz",
+        "worker",
+    ]
     assert [f"pw_{name}" for name in names] == TOOLS
 
 

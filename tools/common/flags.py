@@ -169,6 +169,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """Returns a time on the command line, in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got '{text}'")
+    return value
+
+
 def cpu_devices(text: str) -> int:
     """Returns a number of CPU devices on the command line; XLA starts threads for each."""
     number = count(text)

@@ -1,22 +1,15 @@
-"""Readiness and draining of the workers of this machine, for platforms such as Kubernetes.
+"""Files that show which workers of this machine are ready: `pw-worker --ready` and `--drain` read them.
 
-  PW_READY_DIR=/run/pathways            in the environment of workers
-  python -m pathways.runtime.hosts.launch.ready /run/pathways [--hosts 1]
-  python -m pathways.runtime.hosts.launch.ready /run/pathways --drain 25
-
-A worker has a file in the folder from when it is ready until it exits or gets SIGTERM. The first command
-fails if fewer workers are ready. The second sends SIGTERM to all, waits until they have exited, and fails if
-one has not exited after so many seconds.
+A worker with `PW_READY_DIR` in its environment has a file in that folder from when it is ready until it exits
+or gets SIGTERM.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -95,28 +88,3 @@ def _is_locked(file: int) -> bool:
         return True
     fcntl.flock(file, fcntl.LOCK_UN)
     return False
-
-
-def main() -> int:
-    """Runs the command; see the docstring of the module."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--hosts", type=int, default=1, help="required number of ready workers (default: 1)")
-    parser.add_argument(
-        "--drain", type=float, metavar="SECONDS", help="send SIGTERM to all, and wait so long for their exit"
-    )
-    options = parser.parse_args()
-    if options.drain is not None:
-        left = drain(options.folder, options.drain)
-        if left:
-            print(f"not exited after {options.drain:.0f} seconds: {', '.join(left)}", file=sys.stderr)
-        return 1 if left else 0
-    workers = ready_workers(options.folder)
-    print(f"{len(workers)} ready: {', '.join(workers) or 'none'}")
-    return 0 if len(workers) >= options.hosts else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

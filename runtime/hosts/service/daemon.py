@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.folders import ClusterFolder, shown
+from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.hosts.launch.launcher_choice import start_description
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.launch.sockets import Address
@@ -180,6 +181,9 @@ def _run(
     caller: _Caller,
 ) -> None:
     secret = folder.secret(configuration.token)
+    if (file := configuration.settings.secret_file) is not None:
+        # Before the address to join is announced.
+        secret_of(file)
     # Bound before workers start, so that an address in use is reported at once; clients cannot connect until
     # `listen`, when all are ready.
     with _bound_socket(folder, configuration.listen) as (server, address):

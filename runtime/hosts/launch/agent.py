@@ -1,20 +1,14 @@
-"""Machine that joins a controller and runs a worker of it: for launchers that start all machines at once.
+"""Agent of a machine: joins a controller, runs the workers that it orders, and reports why each one ended.
 
-  pw-worker --join 10.0.0.5:7000 --secret-file F [--host N] [--wait SECONDS]
-
-The controller calls `pathways.connect("join", hosts=..., bind="10.0.0.5", secret_file="F", options=...)`,
-with 7000 the first of its `ports`. It may start later: this command retries for `--wait` seconds. When the
-worker is lost, this command also runs its replacement. It exits with the controller, or when the controller
-cannot be reached for that long.
+When its worker is lost, the agent also runs the replacement. It ends with the controller, or when the
+controller cannot be reached for some time.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import secrets
-import signal
 import sys
 import time
 from typing import Any
@@ -23,11 +17,9 @@ import msgspec
 
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.child_launcher import Child
-from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.hosts.launch.sockets import connect_to
 from pathways.runtime.hosts.protocol.acceptor import open_connection
 from pathways.runtime.hosts.protocol.join_messages import (
-    ANY_HOST,
     JOIN,
     Dismissed,
     KillWorker,
@@ -44,21 +36,24 @@ _AGAIN_SECONDS = 1.0
 _HEARTBEAT = 10.0
 
 
-class JoinedMachine:
-    """Machine that joins a controller.
+class Agent:
+    """Agent of this machine. It writes a line to standard error when it joins, loses a worker and leaves.
 
     Args:
-      host: the number of the host that the machine wants to be; `ANY_HOST` for any.
+      address: where the controller listens for agents.
+      host: the number of the host that it requests; `ANY_HOST` for any.
       wait: seconds for which the controller may be out of reach.
     """
 
     def __init__(self, address: tuple[str, int], secret: bytes, host: int, wait: float) -> None:
         self._address = address
+        self._shown = ":".join(map(str, address))
         self._secret = secret
         self._host = host
         self._wait = wait
         self._child: Child | None = None
         self._leaves = False
+        self._has_lost = False
 
     def leave(self, number: int, frame: object) -> None:
         """Forwards a signal to the worker, which exits with its island; this process exits after it."""
@@ -68,12 +63,14 @@ class JoinedMachine:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child.pid, number)
 
-    def serve(self) -> int:
-        """Runs workers, one after the other; returns an exit code."""
+    def serve(self) -> str | None:
+        """Runs workers, one after the other; returns None, or the error that ended it."""
         while not self._leaves:
-            connection = self._connect()
-            if connection is None:
-                return 1
+            try:
+                connection = self._connect()
+            except (OSError, MessageError) as error:
+                return f"cannot join {self._shown}: {error}"
+            _print(f"joined {self._shown}")
             try:
                 while (message := connection.receive()) is not None:
                     match message:
@@ -81,19 +78,23 @@ class JoinedMachine:
                             self._start(connection, message)
                         case KillWorker():
                             self._kill()
-                        case Dismissed(error=error):
-                            if error is not None:
-                                _print(error)
-                            return 0 if error is None else 1
+                        case Dismissed():
+                            _print(f"left {self._shown}")
+                            return message.error
             except (ConnectionEnded, MessageError):
-                pass
+                _print(f"left {self._shown}" if self._leaves else f"lost {self._shown}")
             finally:
                 connection.close()
                 self._kill()
-        return 0
+        return None
 
-    def _connect(self) -> Connection[Any] | None:
-        """Connects to the controller; returns None if it is not reached in time."""
+    def _connect(self) -> Connection[Any]:
+        """Connects to the controller.
+
+        Raises:
+          OSError: it is not reached in time.
+          MessageError: it does not know the secret.
+        """
         deadline = time.monotonic() + self._wait
         purpose = Purpose(JOIN, "worker", self._host, secrets.randbelow(1 << 31), "controller")
         has_warned = False
@@ -102,13 +103,11 @@ class JoinedMachine:
                 sock = connect_to(self._address, _HEARTBEAT)
                 return open_connection(sock, self._secret, purpose, decode_for_joined)
             except (OSError, MessageError) as error:
-                where = ":".join(map(str, self._address))
                 if time.monotonic() > deadline:
-                    _print(f"cannot join {where}: {error}")
-                    return None
+                    raise
                 if not has_warned:
                     has_warned = True
-                    _print(f"cannot join {where} yet, retrying for {self._wait:.0f} seconds: {error}")
+                    _print(f"cannot join {self._shown} yet, retrying for {self._wait:.0f} seconds: {error}")
                     if isinstance(error, ConnectionEnded):
                         _print("does the secret match the controller's?")
                 time.sleep(_AGAIN_SECONDS)
@@ -116,7 +115,7 @@ class JoinedMachine:
     def _start(self, connection: Connection[Any], message: StartWorker) -> None:
         config = msgspec.structs.replace(message.config, secret=self._secret.hex())
         connection.keep_alive(config.heartbeat)
-        # From now on this machine joins as the same host, to replace its worker.
+        # From now on this agent joins as the same host, to replace its worker.
         self._host = config.host
         try:
             self._child = child = Child(config)
@@ -124,11 +123,15 @@ class JoinedMachine:
             connection.send(WorkerStarted(None, str(error)))
             return
         connection.send(WorkerStarted(child.pid))
+        state = "replaces it" if self._has_lost else "runs"
+        _print(f"host {self._host}: worker {child.pid} {state}")
         start_thread(lambda: self._watch(connection, child), "worker")
 
     def _watch(self, connection: Connection[Any], child: Child) -> None:
         while (status := child.exit_status(60.0)) is None:
             pass
+        self._has_lost = not self._leaves
+        _print(f"host {self._host}: worker {child.pid} {'left' if self._leaves else 'is lost'}: {status}")
         with contextlib.suppress(ConnectionEnded):
             connection.send(WorkerEnded(status, tuple(child.last_lines())))
         if self._leaves:
@@ -144,40 +147,3 @@ class JoinedMachine:
 
 def _print(text: str) -> None:
     print(f"pw-worker: {text}", file=sys.stderr, flush=True)
-
-
-def _address(text: str) -> tuple[str, int]:
-    name, _, port = text.rpartition(":")
-    if not name or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an address and a port, as in 10.0.0.5:7000")
-    return name, int(port)
-
-
-def main() -> int:
-    """Runs the command; see the docstring of the module."""
-    parser = argparse.ArgumentParser(
-        prog="pw-worker", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--join", type=_address, required=True, metavar="ADDRESS", help="address of the controller"
-    )
-    parser.add_argument(
-        "--secret-file", required=True, metavar="F", help="secret file of the controller, or a copy"
-    )
-    parser.add_argument(
-        "--host", type=int, default=ANY_HOST, metavar="N", help="number of the host to join as"
-    )
-    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="time to retry (300)")
-    options = parser.parse_args()
-    try:
-        secret = secret_of(options.secret_file)
-    except (OSError, ValueError) as error:
-        _print(str(error))
-        return 2
-    joined = JoinedMachine(options.join, secret, options.host, options.wait)
-    signal.signal(signal.SIGTERM, joined.leave)
-    return joined.serve()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
