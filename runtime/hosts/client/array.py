@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,33 +14,15 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
+from pathways.runtime.hosts.client.array_fetch import PendingFetch, receive_blocks, request_blocks
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
-from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
-from pathways.runtime.hosts.protocol.shards import different_shards
 from pathways.runtime.xla import pjrt
 
 SMALL = 1 << 20
 """Bytes up to which arithmetic outside of a program fetches an array."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _PendingFetch:
-    """Fetch of an array from one location, in flight.
-
-    Attributes:
-      number: the number of the array there.
-      step: the step that computes it there; None if it was put there.
-      requests: the shards that each host sends, and the request for them.
-    """
-
-    location: Location
-    number: int
-    step: Step | None
-    requests: list[tuple[list[tuple[slice, ...]], HostRequest]]
 
 
 class Array:
@@ -84,7 +64,7 @@ class Array:
         self._deleted = False
         self._value: np.ndarray[Any, Any] | None = None
         # Fetches in flight, or received; None while there are none.
-        self._fetches: list[_PendingFetch] | None = None
+        self._fetches: list[PendingFetch] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -269,74 +249,20 @@ class Array:
             if self._value is None:
                 # Removed first: after a failure the next call requests again, maybe from other locations.
                 fetches, self._fetches = self._fetches, None
-                self._value = self._fetched(self._request() if fetches is None else fetches)
+                if fetches is None:
+                    fetches = self._request()
+                self._value = receive_blocks(self._controller, self._data(), fetches)
             return self._value
 
-    def _request(self) -> list[_PendingFetch]:
+    def _request(self) -> list[PendingFetch]:
         """Requests the whole array from its locations."""
         # In this order: another thread may delete it meanwhile, and leave no copies.
         copies = list(self.copies)
         self._check_alive()
-        shape = self._data().shape
-        # Arrays split among replicas are in blocks; any copy of a block will do.
-        blocks: dict[ReplicaBlock, Location] = {}
-        # Copies on connected hosts first.
-        for location in sorted(copies, key=lambda where: where.gang.is_lost()):
-            blocks.setdefault(location.block, location)
-        # Copies may be split into different numbers of blocks, which do not fit together.
-        first = WHOLE if WHOLE in blocks else next(iter(blocks))
-        return [
-            self._request_from(block.shape(shape), location)
-            for block, location in blocks.items()
-            if (block.count, block.dim) == (first.count, first.dim)
-        ]
+        return request_blocks(self._controller, self._data(), copies, self._copy_at)
 
-    def _request_from(self, shape: Sequence[int], location: Location) -> _PendingFetch:
-        """Requests the block that a location has."""
-        shards = dict(different_shards(shape, location.placement))
-        itemsize = self._data().dtype.itemsize
-        step, number = None, None
-        try:
-            with self._controller.fetching:
-                number, step = self.number_at(location), self.step_at(location)
-                requests = [
-                    (own, self._controller.request_bytes(location, host.index, number, positions, sizes))
-                    for host, held in location.holders.items()
-                    for positions in [[n for n, at in enumerate(held) if at in shards]]
-                    for own in [[shards[held[n]] for n in positions]]
-                    for sizes in [[itemsize * _elements(shard) for shard in own]]
-                    if own
-                ]
-        except HostError:
-            self._explain(step, location, number)
-            raise
-        return _PendingFetch(location, number, step, requests)
-
-    def _fetched(self, fetches: list[_PendingFetch]) -> np.ndarray[Any, Any]:
-        data = self._data()
-        whole = np.empty(data.shape, data.dtype)
-        for fetch in fetches:
-            self._fill(fetch.location.block.of(whole), fetch)
-        whole.flags.writeable = False
-        return whole
-
-    def _fill(self, block: np.ndarray[Any, Any], fetch: _PendingFetch) -> None:
-        """Waits for the shards of one location, and copies them into its block."""
-        try:
-            for shards, request in fetch.requests:
-                raw = self._controller.fetch(request)
-                for shard, data in zip(shards, raw, strict=True):
-                    block[shard] = np.frombuffer(data, block.dtype).reshape(block[shard].shape)
-        except HostError:
-            self._explain(fetch.step, fetch.location, fetch.number)
-            raise
-        if fetch.step is not None:
-            self._controller.settle(fetch.step)
-
-    def _explain(self, step: Step | None, location: Location, number: int | None) -> None:
-        """Raises the error of the step that should have computed it, which names the host at fault."""
-        if step is not None:
-            self._controller.wait(step, location, number)
+    def _copy_at(self, location: Location) -> tuple[int, Step | None]:
+        return self.number_at(location), self.step_at(location)
 
     def _data(self) -> Any:
         """Returns the abstract value of the data on hosts: for typed PRNG keys that of their data."""
@@ -471,10 +397,6 @@ def abstract_sharding(location: Location) -> NamedSharding:
     mesh = AbstractMesh(placement.mesh, placement.axis_names, axis_types=kinds)
     dims = [axes[0] if len(axes) == 1 else axes or None for axes in placement.dims]
     return NamedSharding(mesh, PartitionSpec(*dims), memory_kind=placement.memory_kind)
-
-
-def _elements(shard: Sequence[slice]) -> int:
-    return math.prod(dim.stop - dim.start for dim in shard)
 
 
 def _is_key(aval: Any) -> bool:
