@@ -15,7 +15,7 @@ from _simulated.figures import Usage, smallest_hidden, used_alone, used_together
 from _simulated.fleet import FleetShape
 from _simulated.service import ClientModel
 
-from pathways.runtime.control.sharing.scheduler import MAX_UNFINISHED
+from pathways.runtime.control.sharing.places import MAX_UNFINISHED
 from pathways.runtime.hosts.launch.options import MAX_AHEAD
 
 CLOSE = 0.15

@@ -11,7 +11,8 @@ from _simulated.control import Control
 from _simulated.costs import ControlCosts
 from _simulated.fleet import FleetShape, FleetStep
 from _simulated.processor import Processor
-from pathways.runtime.control.sharing.scheduler import MAX_UNFINISHED, Scheduler
+from pathways.runtime.control.sharing.places import MAX_UNFINISHED
+from pathways.runtime.control.sharing.scheduler import Scheduler
 from pathways.runtime.control.sharing.scheduler_events import (
     ClientJoined,
     IslandStepDone,

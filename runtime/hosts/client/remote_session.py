@@ -19,7 +19,7 @@ from pathways.runtime.control.records.errors import ClusterClosedError, Failure,
 from pathways.runtime.control.records.events import GangClosed, GangKey, Tick
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.step import SESSION_BITS, Step
-from pathways.runtime.control.sharing.scheduler import MAX_UNFINISHED
+from pathways.runtime.control.sharing.places import MAX_UNFINISHED
 from pathways.runtime.hosts.client.device_allocator import DeviceAllocator
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.relayed import relayed_host

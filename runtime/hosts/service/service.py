@@ -291,10 +291,10 @@ class Service:
                 clients.append(
                     ClientStatus(
                         self._clients[known.number].name,
-                        known.weight,
+                        known.service.weight,
                         known.steps_done,
                         known.queued,
-                        known.device_seconds,
+                        known.service.device_seconds,
                         arrays,
                         size,
                     )

@@ -164,9 +164,10 @@ def a_slot_is_kept_after_a_loss(patch: pytest.MonkeyPatch) -> None:
     lose = Scheduler._lose_island
 
     def keeps(self: Scheduler, lost: IslandLost) -> None:
-        kept = [*self._islands[lost.island].in_flight.items()]
+        in_flight = self._places.islands[lost.island].in_flight
+        kept = [*in_flight.items()]
         lose(self, lost)
-        self._islands[lost.island].in_flight.update(kept[:1])
+        in_flight.update(kept[:1])
 
     patch.setattr(Scheduler, "_lose_island", keeps)
 

@@ -8,7 +8,9 @@ import pytest
 from simulated_sharing import DeviceTimers, SimulatedSharing, problem, unfairness
 
 from examples import examples
+from pathways.runtime.control.sharing import places
 from pathways.runtime.control.sharing import scheduler as schedulers
+from pathways.runtime.control.sharing.places import Places
 from pathways.runtime.control.sharing.scheduler import ScheduledClient, Scheduler
 from pathways.runtime.control.sharing.scheduler_events import (
     ArrayArrived,
@@ -40,8 +42,8 @@ def test_scheduler_keeps_its_rules_in_random_histories():
 class WithoutShortcut(Scheduler):
     """Scheduler in which each step goes through the queues."""
 
-    def _is_free_for(self, client: ScheduledClient, step: QueuedStep, now: float) -> bool:
-        return False
+    def _is_blocked(self, client: ScheduledClient, step: QueuedStep) -> bool:
+        return True
 
 
 def decisions(seed: int, make: type[Scheduler]) -> list[tuple[float, list[str]]]:
@@ -122,19 +124,19 @@ def test_scheduler_frees_results_of_calls_in_flight():
 
 
 def windows_are_open(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_has_room", lambda self, island, share: True)
+    patch.setattr(Places, "_has_room", lambda self, island, share: True)
 
 
 def places_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
-    free = Scheduler._free_place
+    free = Places.free
 
-    def forgetful(self: Scheduler, step: QueuedStep, number: int) -> float:
-        used = self._islands[number].used
+    def forgetful(self: Places, step: QueuedStep, number: int) -> float:
+        used = self.islands[number].used
         estimate = free(self, step, number)
-        self._islands[number].used = used
+        self.islands[number].used = used
         return estimate
 
-    patch.setattr(Scheduler, "_free_place", forgetful)
+    patch.setattr(Places, "free", forgetful)
 
 
 def frees_pass_steps(patch: pytest.MonkeyPatch) -> None:
@@ -201,7 +203,7 @@ def losses_refuse_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_gang_needs_room_on_one_island(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_fits", lambda self, step: True)
+    patch.setattr(Places, "_fits", lambda self, step: True)
 
 
 def steps_are_issued_twice(patch: pytest.MonkeyPatch) -> None:
@@ -216,11 +218,11 @@ def steps_are_issued_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_work_waits_after_the_second_step(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(schedulers, "WORK_SECONDS", 1000.0)
+    patch.setattr(places, "WORK_SECONDS", 1000.0)
 
 
 def any_number_of_steps_is_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(schedulers, "_MAX_IN_FLIGHT", 1000)
+    patch.setattr(places, "_MAX_IN_FLIGHT", 1000)
 
 
 def clients_have_any_number_of_steps(patch: pytest.MonkeyPatch) -> None:
@@ -228,7 +230,7 @@ def clients_have_any_number_of_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def new_programs_fill_the_window(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_is_too_early", lambda self, step: False)
+    patch.setattr(Places, "_is_too_early", lambda self, step: False)
 
 
 def results_of_calls_are_available_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -301,15 +303,15 @@ def test_scheduler_serves_random_clients_fairly():
 
 
 def idleness_earns_all(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(schedulers, "IDLE_SECONDS", 1000.0)
+    patch.setattr(places, "IDLE_SECONDS", 1000.0)
 
 
 def claims_are_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_may_pass", lambda self, step, now: True)
+    patch.setattr(Places, "_may_pass", lambda self, step, now: True)
 
 
 def nothing_passes_a_claim(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_backfill", lambda self, step, now: False)
+    patch.setattr(Places, "_backfill", lambda self, step, now: False)
 
 
 @pytest.mark.parametrize("plant", [idleness_earns_all, claims_are_ignored, nothing_passes_a_claim])
