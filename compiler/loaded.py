@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.backends.backend import LocalBackend, backend
+from pathways.compiler.backends.backend import load_program
 from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, Scheduled
 from pathways.compiler.chunks import ChunkedExecutable, subprogram_ports
 from pathways.compiler.frontend import jax_internals
@@ -23,6 +23,7 @@ from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
 from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError
 from pathways.runtime.bundle.program import read_program, stored_name
+from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.local.devices import cluster, devices_of, memory_kinds
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.manager import Binding
@@ -102,10 +103,9 @@ def load_bundle(
         own, types = ports[name]
         program = Scheduled(part.module, part.plan, own, types, stored=part.stored)
         bindings = program.bind()
-        target = backend()
-        is_local = isinstance(target, LocalBackend)
+        is_local = controller() is None
         code = _matching_code(bundle, name, part.plan, bindings) if trust and is_local else {}
-        executables[name] = target.load(program, bindings, code)
+        executables[name] = load_program(program, bindings, code)
         pairs += len({(step.computation, step.slice) for step in part.plan.steps if isinstance(step, Launch)})
         found += len(code)
     whole = executables.get("") if calls is None else None

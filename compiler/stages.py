@@ -13,7 +13,7 @@ from typing import Any, override
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler.backends.backend import backend
+from pathways.compiler.backends.backend import load_program
 from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, Scheduled
 from pathways.compiler.backends.replica_executable import ReplicaExecutable
 from pathways.compiler.backends.replicated import with_replicas
@@ -185,7 +185,7 @@ class Lowered(ProcessBound):
             self._callbacks,
             self._keepalive,
         )
-        return backend().load(program, program.bind())
+        return load_program(program, program.bind())
 
     def _save(self, path: str | os.PathLike[str], requests: Mapping[str, Sequence[Request]]) -> None:
         save(path, self._forms.scheduled, self.name, self._interface, self._signature, requests)

@@ -229,7 +229,7 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
         Term(
             "backend",
             "The devices of this process, or of workers, for which programs are loaded.",
-            "compiler.backends.backend:Backend",
+            "compiler.backends.backend:load_program",
         ),
         Term("bundle", "A compiled program in one file.", "runtime.bundle.manifest:Manifest"),
         Term(

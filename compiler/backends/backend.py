@@ -1,11 +1,10 @@
-"""Backends: the devices of this process, or of workers on hosts, for which programs are compiled."""
+"""Loading of programs on a backend: the devices of this process, or of workers on hosts."""
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Mapping
-from typing import Any, override
+from typing import Any
 
 import msgspec
 from jaxlib.mlir import ir
@@ -30,71 +29,37 @@ from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla import pjrt
 
 
-class Backend(abc.ABC):
-    """Devices of a cluster, in this process or in others.
+def load_program(
+    program: Scheduled,
+    bindings: Mapping[str, Binding],
+    code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
+) -> ProgramExecutable:
+    """Compiles every computation of a program for the devices of the cluster: of this process, or of hosts.
 
-    A loaded program is a `ProgramExecutable`, which transfers arguments to its devices. Results are fetched
-    and freed as arrays: they are `jax.Array`s of this process, or `pathways.Array`s.
+    Args:
+      bindings: the devices of each of its slices.
+      code: code that is compiled already, by the names of computation and slice; hosts use none.
+
+    Raises:
+      ResourceError: the devices have too little memory; says how much each slice needs.
+      CompileError: XLA rejects a computation; names it.
+      ProgramError: the program cannot run there; says why.
+      HostError: a host was lost, or cannot compile its program.
     """
-
-    @abc.abstractmethod
-    def load(
-        self,
-        program: Scheduled,
-        bindings: Mapping[str, Binding],
-        code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
-    ) -> ProgramExecutable:
-        """Compiles every computation of a program and returns its executable.
-
-        Args:
-          bindings: the devices of each of its slices.
-          code: code that is compiled already, by the names of computation and slice.
-
-        Raises:
-          ResourceError: the devices have too little memory; says how much each slice needs.
-          CompileError: XLA rejects a computation; names it.
-          ProgramError: the program cannot run there; says why.
-          HostError: a host was lost, or cannot compile its program.
-        """
-
-
-class LocalBackend(Backend):
-    """The devices of this process; see `Backend`."""
-
-    @override
-    def load(
-        self,
-        program: Scheduled,
-        bindings: Mapping[str, Binding],
-        code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
-    ) -> LocalExecutable:
-        executable = load(
-            program.plan,
-            bindings,
-            result_avals=program.interface.out_avals,
-            callbacks=program.callbacks,
-            argument_names=program.interface.argument_paths,
-            code=code,
-        )
-        return LocalExecutable(executable, program.interface, program.signature, program.keepalive)
-
-
-class HostsBackend(Backend):
-    """Workers on hosts: each gets its host program, and compiles that."""
-
-    def __init__(self, controller: Client) -> None:
-        self._controller = controller
-
-    def load(
-        self,
-        program: Scheduled,
-        bindings: Mapping[str, Binding],
-        code: Mapping[tuple[str, str], bytes | memoryview] | None = None,
-    ) -> HostsExecutable:
-        """See `Backend.load`; hosts compile everything, and use no stored code."""
+    hosts = controller()
+    if hosts is not None:
         if pjrt.checks_values():
             _warn_of_unchecked_values()
-        return HostsLoader(self._controller, program).load(bindings)
+        return HostsLoader(hosts, program).load(bindings)
+    executable = load(
+        program.plan,
+        bindings,
+        result_avals=program.interface.out_avals,
+        callbacks=program.callbacks,
+        argument_names=program.interface.argument_paths,
+        code=code,
+    )
+    return LocalExecutable(executable, program.interface, program.signature, program.keepalive)
 
 
 class HostsLoader:
@@ -113,7 +78,7 @@ class HostsLoader:
         self._split: dict[tuple[Any, ...], SplitProgram] = {}
 
     def load(self, bindings: Mapping[str, Binding]) -> HostsExecutable:
-        """Returns the executable on the devices of slices; see `Backend.load`."""
+        """Returns the executable on the devices of slices; see `load_program`."""
         return HostsExecutable(
             self._controller,
             self.load_hosted(bindings),
@@ -195,9 +160,3 @@ def _bound(program: Scheduled) -> BoundProgram:
         tuple(program.interface.argument_paths),
         tuple(bool(aval.weak_type) for aval in program.interface.out_avals),
     )
-
-
-def backend() -> Backend:
-    """Returns the backend of `pathways.connect`, or that of the devices of this process."""
-    hosts = controller()
-    return LocalBackend() if hosts is None else HostsBackend(hosts)
