@@ -80,8 +80,6 @@ def read_record[T](value: Any, kind: type[T], hints: Mapping[str, str] = _NO_HIN
     """Returns plain data as a record.
 
     Args:
-      value: the data.
-      kind: the type of the record.
       hints: the message for some unknown keys, in place of the nearest known one.
 
     Raises:

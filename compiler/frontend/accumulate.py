@@ -108,12 +108,7 @@ def accumulate(
 
 
 def _policy_of(schedule: Any, name: str) -> str:
-    """Returns the policy that a loop requests, with its options.
-
-    Raises:
-      TypeError: it is no string.
-      ValueError: there is no such policy.
-    """
+    """Returns the policy that a loop requests, with its options; raises TypeError or ValueError for none."""
     what = f"pw.accumulate of '{name}' at {line_of_user()}"
     if not isinstance(schedule, str):
         raise TypeError(f"{what}: schedule must be a policy, got {type(schedule).__name__}")

@@ -8,20 +8,9 @@ from collections.abc import Iterable, Sequence
 from jax.sharding import PartitionSpec
 from jaxlib.mlir import ir
 
+import pathways.dialect as dialect
 from pathways.compiler.frontend.arguments import ArgumentHome
 from pathways.compiler.frontend.specs import Spec, dims_of
-from pathways.dialect import (
-    LoopOp,
-    SliceOp,
-    argument_attrs,
-    make_slices,
-    nested_ops,
-    ops_named,
-    result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
-    symbol_table,
-)
 from pathways.dialect.attributes.names import (
     ARGUMENT_INFO,
     DONOR,
@@ -42,7 +31,7 @@ def calls_with_metadata(module: ir.Module) -> list[tuple[ir.Operation, CallMetad
     return [
         (op.operation, CallMetadata.read(op.operation))
         for function in module.body.operations
-        for op in (function, *nested_ops(function))
+        for op in (function, *dialect.nested_ops(function))
         if FRONTEND_ATTRIBUTES in op.attributes
     ]
 
@@ -51,7 +40,6 @@ def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[st
     """Adds a `pw.slice` for every slice of a program, and a mesh for every shape.
 
     Args:
-      module: the program.
       slices: the slices of its placed calls, in any order. The module may lack some of these calls, which JAX
         drops if nothing needs their results, but glue may have to run there.
 
@@ -61,21 +49,21 @@ def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[st
     ip = ir.InsertionPoint.at_block_begin(module.body)
     # Constraints inside placed functions have declared meshes, too. Of equal ones Shardy keeps the first.
     meshes: dict[tuple[tuple[str, int], ...], str] = {}
-    for op in ops_named(module, ["sdy.mesh"]):
+    for op in dialect.ops_named(module, ["sdy.mesh"]):
         meshes.setdefault(read_mesh(op).axes, op.attributes["sym_name"].value)
     ordered = {virtual.name: virtual for virtual in sorted(slices, key=lambda virtual: virtual.number)}
     for virtual in ordered.values():
         axes = tuple(zip(virtual.axis_names, virtual.shape, strict=True))
         if axes not in meshes:
             base = "mesh_" + "x".join(map(str, virtual.shape))
-            taken = symbol_table(module)
+            taken = dialect.symbol_table(module)
             meshes[axes] = base if base not in taken else f"{base}_{'_'.join(virtual.axis_names)}"
             make_mesh(meshes[axes], axes, ip)
     for symbol, virtual in ordered.items():
         mesh = meshes[tuple(zip(virtual.axis_names, virtual.shape, strict=True))]
         overlap = True if virtual.overlap else None
         count = len(virtual.running)
-        SliceOp.build(
+        dialect.SliceOp.build(
             sym_name=symbol,
             mesh=mesh,
             island=virtual.island,
@@ -96,7 +84,7 @@ def declare_loops(
     While tracing, loops have numbers that are unique in the process: JAX may reuse the trace of a function.
     """
     names: dict[str, str] = {}
-    taken = set(symbol_table(module))
+    taken = set(dialect.symbol_table(module))
     ip = ir.InsertionPoint.at_block_begin(module.body)
     for op, metadata in calls:
         if metadata.loop is None:
@@ -105,7 +93,7 @@ def declare_loops(
             name = names[metadata.loop] = unique_name(metadata.name, taken)
             taken.add(name)
             own = metadata.schedule or schedule
-            LoopOp.build(sym_name=name, count=metadata.count, schedule=own, loc=op.location, ip=ip)
+            dialect.LoopOp.build(sym_name=name, count=metadata.count, schedule=own, loc=op.location, ip=ip)
         dataclasses.replace(metadata, loop=names[metadata.loop], schedule=None).write(op)
 
 
@@ -125,8 +113,8 @@ def describe_arguments(
       specs: the sharding of each; empty if the user gives none.
       homes: the slice of each, where it stays; empty if placed calls determine the slices of the program.
     """
-    main = symbol_table(module)[MAIN]
-    attrs = argument_attrs(main)
+    main = dialect.symbol_table(module)[MAIN]
+    attrs = dialect.argument_attrs(main)
     # What JAX adds, such as tokens of ordered effects, precedes the arguments.
     offset = len(attrs) - len(paths)
     places = homes or [None] * len(paths)
@@ -140,31 +128,31 @@ def describe_arguments(
         if spec is not None:
             argument[SPEC] = _spec_attribute(spec)
         if home is not None:
-            argument[SLICE] = make_slices([home.slice.name])
-    set_argument_attrs(main, attrs)
+            argument[SLICE] = dialect.make_slices([home.slice.name])
+    dialect.set_argument_attrs(main, attrs)
 
 
 def describe_keys(module: ir.Module, arguments: Sequence[bool], results: Sequence[bool]) -> None:
     """Marks the arguments and results of `@main` that are typed PRNG keys, whose last axis are words."""
-    main = symbol_table(module)[MAIN]
-    inputs, outputs = argument_attrs(main), result_attrs(main)
+    main = dialect.symbol_table(module)[MAIN]
+    inputs, outputs = dialect.argument_attrs(main), dialect.result_attrs(main)
     # Tokens of ordered effects precede the results.
     values = [*inputs[len(inputs) - len(arguments) :], *outputs[len(outputs) - len(results) :]]
     for attrs, is_keys in zip(values, [*arguments, *results], strict=True):
         if is_keys:
             attrs[KEYS] = ir.UnitAttr.get()
-    set_argument_attrs(main, inputs)
-    set_result_attrs(main, outputs)
+    dialect.set_argument_attrs(main, inputs)
+    dialect.set_result_attrs(main, outputs)
 
 
 def describe_results(module: ir.Module, specs: Sequence[Spec]) -> None:
     """Annotates each result of `@main` with the sharding that the user requests."""
-    main = symbol_table(module)[MAIN]
-    attrs = result_attrs(main)
+    main = dialect.symbol_table(module)[MAIN]
+    attrs = dialect.result_attrs(main)
     for result, spec in zip(attrs, specs, strict=True):
         if spec is not None:
             result[SPEC] = _spec_attribute(spec)
-    set_result_attrs(main, attrs)
+    dialect.set_result_attrs(main, attrs)
 
 
 def _spec_attribute(spec: PartitionSpec) -> ir.Attribute:

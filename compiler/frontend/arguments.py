@@ -90,8 +90,7 @@ class Signature:
     kinds: tuple[str | None, ...] | None = ()
 
     def sealed(self) -> tuple[list[Sealed], dict[str, Sealed]]:
-        """Returns the arguments for tracing, positional and named ones, with an abstract value for each
-        leaf."""
+        """Returns positional and named arguments for tracing, with an abstract value for each leaf."""
         # Not `ShapeDtypeStruct`s, which have no 64 bits outside of `enable_x64`, while arrays created in it
         # do.
         leaves = [
@@ -297,7 +296,6 @@ def abstract(
     """Returns the abstract value of each argument.
 
     Args:
-      leaves: the arguments.
       paths: the name of each of them.
       values: whether they must have values; without it, types suffice.
 

@@ -116,8 +116,7 @@ def _reachable(function: ir.OpView, symbols: dict[str, ir.OpView]) -> Iterable[i
 
 
 def _converted_from(value: ir.Value) -> ir.Value:
-    """Returns the operand of the conversion that produces a value of a symbolic shape; any other value
-    unchanged."""
+    """Returns the operand of the conversion that produces a value of a symbolic shape; else the value."""
     if isinstance(value, ir.BlockArgument) or _is_static([value.type]):
         return value
     owner = value.owner.opview

@@ -251,8 +251,7 @@ def exported_functions(jaxpr: Any) -> Iterator[tuple[jax.export.Exported, str]]:
 
 
 def values_between_calls(jaxpr: Any) -> Iterator[tuple[Any, str]]:
-    """Yields the abstract values that a traced function computes outside of calls with metadata, with their
-    lines."""
+    """Yields the abstract values that a function computes outside of placed calls, with their lines."""
     for inner in _jaxprs(jaxpr, into_calls=False):
         for equation in inner.eqns:
             if equation.primitive is not _metadata.xla_metadata_call_p:
@@ -271,8 +270,7 @@ def kind_of_space(aval: Any) -> str | None:
 
 
 def values_in_memory(jaxpr: Any) -> Iterator[tuple[str, str]]:
-    """Yields the memory kinds besides the default one into which a traced function puts values, with their
-    lines."""
+    """Yields the memory kinds besides the default into which a function puts values, with the lines."""
     for inner in _jaxprs(jaxpr):
         # Of a value there, the equation is meant that puts it there, not one that passes it on.
         passed = set(inner.invars)
@@ -344,8 +342,7 @@ def fresh_variable(aval: Any) -> Any:
 
 
 def scan_operands(equation: Any) -> tuple[int, int, int]:
-    """Returns the numbers of operands of a `jax.lax.scan` that are constants, carried, and cut along their
-    axis 0."""
+    """Returns which operands of a `jax.lax.scan` are constants, carried, and cut along axis 0."""
     if "num_consts" in equation.params:
         constants, carried = equation.params["num_consts"], equation.params["num_carry"]
         return constants, carried, len(equation.invars) - constants - carried
@@ -391,6 +388,7 @@ def _line(equation: Any) -> str:
 
 def _jaxprs(jaxpr: Any, into_calls: bool = True) -> Iterator[Any]:
     """Yields a traced function and those inside it, each once."""
+    # By identity: functions share inner ones, so that the paths to them may be exponentially many.
     seen: set[int] = set()
 
     def visit(jaxpr: Any) -> Iterator[Any]:
@@ -449,6 +447,7 @@ def _partial_eval_placed_call(
     return merge_lists(unknown_outs, known_outs, out_tracers)
 
 
+# Not in the place of a rule of JAX itself, should a later release have one.
 pe.custom_partial_eval_rules.setdefault(_metadata.xla_metadata_call_p, _partial_eval_placed_call)
 
 

@@ -11,14 +11,7 @@ from jaxlib.mlir import ir
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.meshes import is_array
 from pathways.dialect import argument_attrs, result_attrs, set_argument_attrs, set_result_attrs, symbol_table
-from pathways.dialect.attributes.names import (
-    BUFFER_PLACEMENT,
-    FRONTEND_ATTRIBUTES,
-    HOST_MEMORY,
-    MAIN,
-    MEMORY_KIND,
-    PLACE_IN_MEMORY,
-)
+from pathways.dialect.attributes import names
 from pathways.runtime.local.devices import cluster, memory_kinds
 
 
@@ -66,15 +59,15 @@ def describe_memory(module: ir.Module, arguments: Sequence[str | None], results:
       module: the program.
       results: the abstract value of each result.
     """
-    main = symbol_table(module)[MAIN]
+    main = symbol_table(module)[names.MAIN]
     inputs, outputs = argument_attrs(main), result_attrs(main)
     kinds = [jax_internals.kind_of_space(aval) for aval in results]
     # Tokens of ordered effects precede both.
     for attrs, own in ((inputs, arguments), (outputs, kinds)):
         for entry, kind in zip(attrs, [*[None] * (len(attrs) - len(own)), *own], strict=True):
-            entry.pop(MEMORY_KIND, None)
+            entry.pop(names.MEMORY_KIND, None)
             if kind is not None:
-                entry[MEMORY_KIND] = ir.StringAttr.get(kind)
+                entry[names.MEMORY_KIND] = ir.StringAttr.get(kind)
     set_argument_attrs(main, inputs)
     set_result_attrs(main, outputs)
     _copy_results_to_devices(main, inputs, outputs)
@@ -87,13 +80,13 @@ def _copy_results_to_devices(main: ir.OpView, inputs: Sequence[Any], outputs: Se
     """
     returned = main.regions[0].blocks[0].operations[-1]
     for number, (value, attrs) in enumerate(zip(returned.operands, outputs, strict=True)):
-        if not isinstance(value, ir.BlockArgument) or MEMORY_KIND in attrs:
+        if not isinstance(value, ir.BlockArgument) or names.MEMORY_KIND in attrs:
             continue
-        if MEMORY_KIND in inputs[value.arg_number]:
+        if names.MEMORY_KIND in inputs[value.arg_number]:
             kind = ir.StringAttr.get(jax_internals.DEVICE_MEMORY)
             attributes = {
-                "call_target_name": ir.StringAttr.get(PLACE_IN_MEMORY),
-                FRONTEND_ATTRIBUTES: ir.DictAttr.get({BUFFER_PLACEMENT: kind}),
+                "call_target_name": ir.StringAttr.get(names.PLACE_IN_MEMORY),
+                names.FRONTEND_ATTRIBUTES: ir.DictAttr.get({names.BUFFER_PLACEMENT: kind}),
             }
             copied = ir.Operation.create(
                 "stablehlo.custom_call",
@@ -128,9 +121,9 @@ def check_values(program: str, jaxpr: Any) -> None:
     """
     for kind, line in jax_internals.values_in_memory(jaxpr):
         what = f"program '{program}': the value computed at {line} is put into {kind} memory"
-        if kind != HOST_MEMORY:
+        if kind != names.HOST_MEMORY:
             raise ValueError(
-                f"{what}, but inside of programs values are in device or {HOST_MEMORY} memory: use "
+                f"{what}, but inside of programs values are in device or {names.HOST_MEMORY} memory: use "
                 "jax.memory.Space.Host"
             )
         if kind not in (known := memory_kinds()):

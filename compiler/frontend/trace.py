@@ -9,15 +9,7 @@ from typing import Any
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler.frontend import jax_internals
-from pathways.compiler.frontend.annotate import (
-    calls_with_metadata,
-    declare_loops,
-    declare_slices,
-    describe_arguments,
-    describe_keys,
-    describe_results,
-)
+from pathways.compiler.frontend import annotate, jax_internals
 from pathways.compiler.frontend.arguments import ArgumentHome, Interface
 from pathways.compiler.frontend.exported import refine_exported
 from pathways.compiler.frontend.memory_kinds import check_values, describe_memory
@@ -108,16 +100,16 @@ def trace(
     with module.context, ir.Location.unknown():
         refine_exported(module)
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        calls = calls_with_metadata(module)
+        calls = annotate.calls_with_metadata(module)
         named = _named_slices(jaxpr, (call for _, call in calls))
         homes = () if named else options.homes
-        slices = declare_slices(module, named or {home.slice for home in homes if home is not None})
-        declare_loops(module, calls, options.schedule)
+        slices = annotate.declare_slices(module, named or {home.slice for home in homes if home is not None})
+        annotate.declare_loops(module, calls, options.schedule)
         # Only the lowering has the expansions of the user's own primitives.
         _check_shardings(name, needed.lojax.jaxpr, slices.values())
         check_values(name, needed.lojax.jaxpr)
-        describe_arguments(module, paths, options.donated, options.in_specs, homes)
-        describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
+        annotate.describe_arguments(module, paths, options.donated, options.in_specs, homes)
+        annotate.describe_keys(module, _keys(jaxpr.in_avals), _keys(jaxpr.out_avals))
         describe_memory(module, options.kinds or [None] * len(jaxpr.in_avals), jaxpr.out_avals)
         out_tree, out_keys = unsealed(lowered.out_tree)
         if options.out_shardings is not None:
@@ -125,7 +117,7 @@ def trace(
             numbers = range(out_tree.num_leaves)
             results = list(numbers) if is_spec(options.out_shardings) else out_tree.unflatten(numbers)
             what = f"out_shardings of program '{name}'"
-            describe_results(module, flat_specs(options.out_shardings, results, what))
+            annotate.describe_results(module, flat_specs(options.out_shardings, results, what))
     interface = Interface(
         slices=slices,
         argument_paths=paths,

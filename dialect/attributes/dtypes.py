@@ -31,6 +31,5 @@ def element_name(dtype: str) -> str:
 
 
 def dtype_of(element: ir.Type) -> str | None:
-    """Returns the dtype of an element type: uint8 for `ui8`, float8_e4m3fn for `f8E4M3FN`; None if it has
-    none."""
+    """Returns the dtype of an element type: float8_e4m3fn for `f8E4M3FN`; None if it has none."""
     return DTYPES.get(str(element))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast, overload
@@ -13,27 +14,18 @@ from pathways.dialect.attributes.origins import KINDS, PARTS, Origin
 from pathways.dialect.attributes.shardings import is_sharding
 
 
+@dataclasses.dataclass(eq=False)
 class Kind[T]:
     """Kind of an attribute: how it is recognised, read as a Python value, and created from one."""
 
-    def __init__(
-        self,
-        description: str,
-        matches: Callable[[ir.Attribute], bool],
-        read: Callable[[Any], T],
-        make: Callable[[T], ir.Attribute],
-        symbol_kind: str | None = None,
-        *,
-        irdl: Sequence[str],
-    ) -> None:
-        self.description = description
-        self.matches = matches
-        self.read = read
-        self.make = make
-        self.symbol_kind = symbol_kind
-        """The operation name that a symbol of this kind must resolve to, or None for other kinds."""
-        self.irdl = irdl
-        """Constraints of MLIR's IRDL dialect; the attribute meets one of them (`dialect/syntax/irdl.py`)."""
+    description: str
+    matches: Callable[[ir.Attribute], bool]
+    read: Callable[[Any], T]
+    make: Callable[[T], ir.Attribute]
+    symbol_kind: str | None = None
+    """The operation name that a symbol of this kind must resolve to, or None for other kinds."""
+    irdl: Sequence[str] = dataclasses.field(kw_only=True)
+    """Constraints of MLIR's IRDL dialect; the attribute meets one of them (`dialect/syntax/irdl.py`)."""
 
 
 def _is_natural(attribute: ir.Attribute) -> bool:
@@ -148,8 +140,7 @@ def entries_of(dictionary: ir.DictAttr) -> dict[str, ir.Attribute | None]:
 
 
 def _is_list(attribute: ir.Attribute | None, matches: Callable[[ir.Attribute], bool]) -> bool:
-    """Returns whether an attribute is an array whose elements all match; bindings cannot return locations in
-    one."""
+    """Returns whether all elements of an array match; bindings cannot return locations in one."""
     try:
         return isinstance(attribute, ir.ArrayAttr) and all(map(matches, attribute))
     except TypeError:
@@ -348,16 +339,16 @@ class OptionalAttr[T](Attr[T]):
             del op.attributes[self.name]
 
 
+@dataclasses.dataclass(frozen=True)
 class Values:
     """Operands or results of an operation.
 
-    Args:
+    Attributes:
       doc: their meaning, in one sentence for the dialect page.
       count: how many there must be; None for any number.
       one_type: whether they all have the same type.
     """
 
-    def __init__(self, doc: str, count: int | None = None, *, one_type: bool = False) -> None:
-        self.doc = doc
-        self.count = count
-        self.one_type = one_type
+    doc: str
+    count: int | None = None
+    one_type: bool = dataclasses.field(default=False, kw_only=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 KINDS = ("fwd", "bwd", "grad", "recompute")
 PARTS = ("input", "weight")
@@ -36,25 +35,6 @@ class Origin:
     part: Literal["input", "weight"] | None = None
     pieces: int | None = None
     when: bool = False
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Origin:
-        """Reads the output of `as_fields`.
-
-        Raises:
-          ValueError: the fields are not those of an origin.
-        """
-        numbers = [fields.get(name) for name in ("stage", "microbatch")]
-        if (
-            not fields.keys() <= {field.name for field in dataclasses.fields(cls)}
-            or fields.get("kind") not in KINDS
-            or fields.get("part") not in (None, *PARTS)
-            or not all(n is None or (type(n) is int and n >= 0) for n in numbers)
-            or not ((pieces := fields.get("pieces")) is None or (type(pieces) is int and pieces > 0))
-            or fields.get("when", True) is not True
-        ):
-            raise ValueError(f"{dict(fields)} is not the origin of a launch")
-        return cls(**fields)
 
     def as_fields(self) -> dict[str, str | int]:
         """Returns the attributes that are not at their defaults, by name."""

@@ -91,8 +91,7 @@ def make_sharding(mesh: str, sharding: Sharding, *, closed: bool = True) -> ir.A
 
 
 def open_but_last(mesh: str, rank: int) -> ir.Attribute:
-    """Returns a `#sdy.sharding` that propagation may refine in all dimensions but the last, which stays
-    whole."""
+    """Returns a `#sdy.sharding` that propagation may refine in all dimensions but the last."""
     dims = [sdy.DimensionShardingAttr.get([], is_closed=n == rank - 1) for n in range(rank)]
     return sdy.TensorShardingAttr.get(mesh, dims)
 
@@ -125,8 +124,7 @@ def sharding_of(
 
 
 def decided_inside(value: ir.Value, home: SliceMesh) -> Sharding:
-    """Returns the sharding over a slice of an operation's result in a computation, as propagation decided
-    it."""
+    """Returns the sharding that propagation decided for a result in a computation, over its slice."""
     op, number = value.owner, ir.OpResult(value).result_number
     sharding = None
     if op.operation.name == "sdy.sharding_constraint":

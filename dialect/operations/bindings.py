@@ -27,15 +27,6 @@ inlined_func_call = _jax_mlir_ext.inlined_func_call
 # Where the bindings find the module of our dialect: `pathways.dialect.pw`.
 _mlir.globals.append_dialect_search_prefix("pathways.dialect")
 
-__all__ = [
-    "inlined_func_call",
-    "load_ifrt",
-    "make_context",
-    "register_dialect",
-    "register_operation",
-    "run_mlir_passes",
-]
-
 _ONE_RUN = threading.RLock()
 """Held while passes of MLIR run; reentrant, since a diagnostic handler may run passes."""
 

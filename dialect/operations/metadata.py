@@ -135,8 +135,7 @@ class CallMetadata:
         return metadata
 
     def halves(self) -> tuple[Self, Self]:
-        """Returns the metadata of the two calls that differentiation turns this one into: primal and
-        linear."""
+        """Returns the metadata of the two calls that differentiation makes of it: primal and linear."""
         # A backward call that is differentiated in turn has a forward half that is a gradient.
         known: CallKind = "fwd" if self.kind == "fwd" else "grad"
         return (

@@ -126,8 +126,7 @@ class PwOp(ir.OpView):
         return operation.opview
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
-        """Reports violations that the declared fields cannot state. All fields are known to be well formed
-        here."""
+        """Reports violations that the declared fields cannot state; all fields are well formed here."""
 
 
 def operation[O: type[PwOp]](name: str) -> Callable[[O], O]:
@@ -194,8 +193,7 @@ def printed(module: ir.Module) -> bytes:
 
 
 def is_text(text: bytes) -> bool:
-    """Returns whether names and strings of printed IR are UTF-8; the printer escapes other bytes in
-    strings."""
+    """Returns whether names and strings of printed IR are UTF-8; other bytes are escaped in strings."""
     try:
         text.decode()
         if b"\\" not in text:
@@ -259,7 +257,6 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
     """Returns the symbols that an operation refers to, in any attribute, also inside arrays and dictionaries.
 
     Args:
-      op: the operation.
       seen: attributes to leave out, to which those of the operation are added: for callers that collect the
         symbols of many operations, which share most of their attributes.
     """
@@ -296,8 +293,7 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
 
 
 def _handed_out(container: Any, keys: Collection[Any]) -> list[ir.Attribute]:
-    """Returns the attributes in a container but locations and names with NUL, which bindings cannot
-    return."""
+    """Returns the attributes in a container that bindings can return: no locations, no names with NUL."""
     try:
         return [container[key] for key in keys]
     except (TypeError, KeyError):

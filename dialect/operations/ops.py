@@ -108,6 +108,7 @@ class SliceOp(PwOp):
             emit(f"expected 1 to {MAX_DEVICES} replicas, got {self.replicas}")
         if self.replicas is not None and self.replica is not None:
             emit("has `replicas`, but is itself one `replica`")
+        # Replica 0 stands for itself: its slices are the ones that those of other replicas name.
         if self.replica_of is not None and not self.replica:
             emit(f"is a replica of @{self.replica_of}, but has no other `replica` number")
 
@@ -212,6 +213,7 @@ class LaunchOp(PwOp):
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         signature = symbols[self.callee].type
         operands, results = list(self.operands), list(self.results)
+        # Types are unique in a context, so that one comparison of signatures does for nearly all launches.
         if ir.FunctionType.get([v.type for v in operands], [v.type for v in results]) == signature:
             return
         for what, expected, provided in (
@@ -276,6 +278,7 @@ class TransferOp(PwOp):
             self.check_pieces(symbols, emit)
         if self.channel is None or not self.results:
             return
+        # Where the channel starts is checked with the slices of the operands, by `moves_lead_elsewhere`.
         channel = symbols[self.channel]
         assert isinstance(channel, ChannelOp)
         moved = self.results[0].type

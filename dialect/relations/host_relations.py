@@ -14,9 +14,8 @@ from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.host_order import host_events
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.relations.order import DeadlockError, proved_order
-from pathways.dialect.relations.program_view import ProgramView
+from pathways.dialect.relations.program_view import ProgramView, Report
 
-Report = Callable[[ir.OpView, str], None]
 JointRelation = Callable[[Sequence[ProgramView], Report], None]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
@@ -22,6 +22,8 @@ from pathways.dialect.operations.placement import (
 from pathways.dialect.operations.traits import Trait
 
 Attributes = Mapping[str, ir.Attribute]
+Report = Callable[[ir.OpView, str], None]
+"""Reporter of a problem of an operation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,6 @@ class ProgramView:
     """Well-formed module with a program: the function `@main`, or the function of one host.
 
     Attributes:
-      main: the function.
       ops: the operations of the program except its return.
       reads: the operands of each of them.
       produces: the results of each of them.

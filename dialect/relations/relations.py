@@ -42,15 +42,13 @@ from pathways.dialect.operations.placement import (
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.relations.order import DeadlockError, Event, device_queues, events_of, proved_order
-from pathways.dialect.relations.program_view import ProgramView
+from pathways.dialect.relations.program_view import ProgramView, Report
 
-Report = Callable[[ir.OpView, str], None]
 Relation = Callable[[ProgramView, Report], None]
 
 
 def operands_are_alive(program: ProgramView, report: Report) -> None:
-    """No value is read after it was released or donated, and no value is consumed that an operation gets
-    twice."""
+    """No value is read after its release or donation, or consumed by an operation that gets it twice."""
     ended: dict[ir.Value, str] = {}
     donated: dict[str, frozenset[int]] = {}
     copies: dict[ir.Value, Sequence[ir.Value]] = {}
@@ -163,8 +161,7 @@ _VERBS: Mapping[type[PwOp], str] = {
 
 
 def _is_of(reduction: ir.OpView, value: ir.Value) -> bool:
-    """Returns whether a value belongs to the single microbatch that the loop of a reduction has once
-    unrolled."""
+    """Returns whether a value belongs to the only microbatch of the unrolled loop of a reduction."""
     if isinstance(value, ir.BlockArgument):
         return False
     op = value.owner.opview
@@ -253,6 +250,7 @@ def sums_stand_for_replicas(program: ProgramView, report: Report) -> None:
 
 def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
     """Values that replicas exchange are sharded alike over different slices of one mesh."""
+    # Read at the first such operation: most programs have none, and layouts of all values take longer.
     layouts = None
     for op, _ in program.ops_of(ops.AllReduceOp, ops.ReduceScatterOp, ops.AllGatherOp):
         layouts = layouts or Layouts(program.module)
@@ -332,8 +330,7 @@ def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
 
 
 def moves_lead_elsewhere(program: ProgramView, report: Report) -> None:
-    """A moved value does not live on the destination, and leaves a slice that it lives on, by devices that
-    exist."""
+    """A moved value leaves a slice that it lives on for one that lacks it, by devices that exist."""
     channels = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ops.ChannelOp)}
     for op, read in program.ops_with(Trait.TRANSFERS):
         sources = dict.fromkeys(program.slices.get(value) for value in read)
@@ -512,6 +509,7 @@ def _written(attribute: ir.Attribute | None, rank: int) -> Sharding:
 
 def one_order_per_queue(program: ProgramView, report: Report) -> None:
     """No two launches or sends of one queue have one position."""
+    # By queue and not by slice: slices that may share devices run their work in one order.
     queues = device_queues(program.module)
     taken: dict[tuple[str, int], ir.OpView] = {}
     sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ops.ChannelOp)}

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from pathways.dialect.attributes.names import (
-    CONSTANT,
-    DONATED,
-    FORM,
-    MAIN,
-    MEMORY_KIND,
-    REPLICA,
-    SHARDING,
-    SLICE,
-)
+from pathways.dialect.attributes import names
 from pathways.dialect.attributes.replica_ports import ReplicaPort, ports_of_callers
 from pathways.dialect.operations.operation import attribute_of, counted, parts_of, symbol_table
 from pathways.dialect.operations.ops import RepeatOp, RunOp
 from pathways.dialect.operations.placement import argument_attrs, result_attrs
-from pathways.dialect.relations.program_view import ProgramView, read_program
-
-Report = Callable[[ir.OpView, str], None]
+from pathways.dialect.relations.program_view import ProgramView, Report, read_program
 
 
 class PassedValue(NamedTuple):
@@ -51,17 +40,17 @@ class PartPorts(NamedTuple):
 
 def ports_of_part(part: ir.OpView | ir.Module) -> PartPorts:
     """Returns the arguments and results of a verified sub-program."""
-    main = symbol_table(part)[MAIN]
+    main = symbol_table(part)[names.MAIN]
     sides = []
     for attrs, types in ((argument_attrs(main), main.type.inputs), (result_attrs(main), main.type.results)):
         passed = []
         for first, *copies in ports_of_callers(attrs):
             port = attrs[first]
-            if CONSTANT in port:
+            if names.CONSTANT in port:
                 continue
             places = [_place(attrs[n]) for n in (first, *copies)]
-            kind = port[MEMORY_KIND].value if MEMORY_KIND in port else None
-            passed.append(PassedValue(_whole(types[first], port), DONATED in port, places, kind))
+            kind = port[names.MEMORY_KIND].value if names.MEMORY_KIND in port else None
+            passed.append(PassedValue(_whole(types[first], port), names.DONATED in port, places, kind))
         sides.append(passed)
     return PartPorts(*sides)
 
@@ -70,7 +59,7 @@ def subprograms_are_programs(program: ProgramView, report: Report) -> None:
     """Each sub-program is a program, and all of them are in one form."""
     forms: dict[str, ir.Module] = {}
     for part in parts_of(program.module):
-        claim = attribute_of(part.operation, FORM)
+        claim = attribute_of(part.operation, names.FORM)
         forms.setdefault(str(claim), part)
         if claim is None:
             report(part.operation.opview, "is a sub-program, but claims no form (`pw.form`)")
@@ -99,17 +88,17 @@ def operands_match_signatures(program: ProgramView, report: Report) -> None:
 
 def _place(attrs: dict[str, ir.Attribute]) -> str:
     """Returns the placement, sharding and memory of a value, in words."""
-    sharded = f", sharded as {attrs[SHARDING]}" if SHARDING in attrs else ""
-    memory = f", in {attrs[MEMORY_KIND].value} memory" if MEMORY_KIND in attrs else ""
-    return f"on {attrs.get(SLICE)}{sharded}{memory}"
+    sharded = f", sharded as {attrs[names.SHARDING]}" if names.SHARDING in attrs else ""
+    memory = f", in {attrs[names.MEMORY_KIND].value} memory" if names.MEMORY_KIND in attrs else ""
+    return f"on {attrs.get(names.SLICE)}{sharded}{memory}"
 
 
 def _whole(type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Type:
     """Returns the type that callers see, from that of a replica's value."""
-    if REPLICA not in attrs:
+    if names.REPLICA not in attrs:
         return type_
     tensor = ir.RankedTensorType(type_)
-    shape = ReplicaPort.read(attrs[REPLICA]).whole(tensor.shape)
+    shape = ReplicaPort.read(attrs[names.REPLICA]).whole(tensor.shape)
     return ir.RankedTensorType.get(shape, tensor.element_type, loc=ir.Location.unknown(type_.context))
 
 
@@ -121,12 +110,11 @@ def last_subprogram_returns(program: ProgramView, report: Report) -> None:
 
 
 def values_last(program: ProgramView, report: Report) -> None:
-    """A value that a sub-program consumes is not read later: by no other one, no result, and no next
-    iteration."""
+    """A value that a sub-program consumes is not read later, by another, a result or an iteration."""
     given = {
         argument: f"argument #{n}, which is not donated"
         for n, argument in enumerate(program.main.regions[0].blocks[0].arguments)
-        if DONATED not in program.arguments[n]
+        if names.DONATED not in program.arguments[n]
     }
     consumed: dict[ir.Value, str] = {}
     for op, value, donates in _readings(program):
@@ -158,8 +146,7 @@ def iterations_keep_shared_operands(program: ProgramView, report: Report) -> Non
 
 
 def carried_values_stay_in_place(program: ProgramView, report: Report) -> None:
-    """A repeated sub-program returns values for its next iteration on the slices and in the shardings of
-    their arguments."""
+    """A repeated sub-program returns carried values on the slices and in the shardings of arguments."""
     for op, _ in program.ops_of(RepeatOp):
         ports = ports_of_part(program.symbols[op.part])
         for number, (taken, returned) in enumerate(zip(ports.inputs, ports.outputs, strict=False)):

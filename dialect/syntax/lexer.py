@@ -10,8 +10,7 @@ _OPENING, _CLOSING = "<({[", ">)}]"
 
 
 def split(text: str, separator: str) -> list[str]:
-    """Returns the pieces of a text between separators outside of brackets and strings; none for an empty
-    text."""
+    """Returns the pieces between separators outside of brackets and strings; none of an empty text."""
     pieces: list[str] = []
     depth, start = 0, 0
     for token in _TOKEN.finditer(text):

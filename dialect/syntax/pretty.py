@@ -102,8 +102,7 @@ def _origin(text: str) -> str:
 
 
 def _filled(form: str, values: dict[str, str], named: set[str]) -> str | None:
-    """Returns a format with values filled in, and adds their names to a set; None if a required value is
-    missing."""
+    """Returns a format with values filled in, and notes their names; None if a value is missing."""
     filled = ""
     for piece in _PIECES.findall(form):
         names = _STAND_IN.findall(piece)

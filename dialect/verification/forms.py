@@ -7,7 +7,7 @@ passes and every tool check modules by this table and by nothing else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
@@ -16,10 +16,9 @@ from pathways.dialect.operations import ops
 from pathways.dialect.operations.operation import PwOp, attribute_of, ops_named, parts_of, symbol_name
 from pathways.dialect.relations import host_relations, relations, subprogram_relations
 from pathways.dialect.relations.host_relations import JointRelation
-from pathways.dialect.relations.program_view import ProgramView
+from pathways.dialect.relations.program_view import ProgramView, Report
 from pathways.dialect.relations.relations import Relation
 
-Report = Callable[[ir.OpView, str], None]
 Fields = Mapping[type[PwOp], Sequence[str]]
 
 
@@ -357,8 +356,7 @@ def stage_of(module: ir.Module) -> str | None:
 
 
 def working_modules(module: ir.Module) -> list[ir.Module]:
-    """Returns the modules that passes work on: the sub-programs of a module in the form `parts`, or the
-    module."""
+    """Returns the modules that passes work on: the sub-programs in the form `parts`, or the module."""
     return parts_of(module) if form_of(module) == PARTS.name else [module]
 
 

@@ -116,8 +116,7 @@ class WellFormed:
         self._report(op, message)
 
     def check_names(self) -> bool:
-        """Checks names, and the top level of the module besides functions; returns whether it has no
-        errors."""
+        """Checks names, and the top level of the module but functions; returns whether it is correct."""
         if self.check_text():
             self.check_symbols()
         return self.valid
@@ -326,8 +325,7 @@ class WellFormed:
                     self.check_nested(op)
 
     def is_terminator(self, function: ir.OpView, name: str) -> bool:
-        """Returns whether an operation of this name may end a function: JAX's comparators end like
-        regions."""
+        """Returns whether such an operation may end a function: JAX's comparators end like regions."""
         if name != "stablehlo.return":
             return name == "func.return"
         if self._called is None:

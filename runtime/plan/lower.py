@@ -71,7 +71,6 @@ def plan_of(
     """Flattens a program in scheduled form to a plan.
 
     Args:
-      module: a module in the form `scheduled`.
       name: the name of the program, for messages and traces.
       stored: computations and constants that the module only declares.
       proved: whether `pw-verify-schedule` has just accepted it, so that it need not be checked again.
@@ -157,6 +156,8 @@ class _Flattener:
         }
 
     def new_slot(self, value: ir.Value, slice_name: str) -> Slot:
+        # A slot is written once, and its number is its position in all three lists. Generated functions
+        # reuse registers, not slots.
         self.slot_types.append(array_type(value.type))
         self.slot_shardings.append(self.layouts.of(value, slice_name).dims)
         self.slot_kinds.append(self.layouts.memory_kind(value))
@@ -166,6 +167,7 @@ class _Flattener:
 
     def plan(self, computations: Mapping[str, Computation]) -> Plan:
         """Returns the plan, with those of `computations` that it launches."""
+        # In this order: a step looks up the slots of what it reads, and results come last.
         arguments = self.flatten_arguments()
         steps: list[Step] = []
         times = attribute_of(self.module.operation, TIMES)
@@ -229,6 +231,7 @@ class _Flattener:
         elif dialect.op_has(op, Trait.RELEASES):
             yield self.release(op)
         elif dialect.op_has(op, Trait.ALIASES):
+            # No step: each reader of a mirrored value finds the copy on its own slice.
             joined: dict[str, Slot] = {}
             for value in op.operands:
                 joined |= self.slots[value]
@@ -310,6 +313,7 @@ class _Flattener:
 
     def transfer(self, op: dialect.TransferOp) -> Transfer:
         slices = dialect.slices_of(op.operands[0], self.slices) or ()
+        # A mirrored value leaves from one of its slices: the channel says which.
         src = self.symbols[op.channel].src if op.channel is not None else slices[0]
         operands = tuple(self.slots[v][src] for v in op.operands)
         results = tuple(self.new_slot(r, op.slice) for r in op.results)
@@ -434,11 +438,7 @@ class _Flattener:
         )
 
     def extract(self, name: str) -> tuple[bytes, bool, bool]:
-        """Copies a computation and the functions that it calls to a module of its own.
-
-        Returns:
-          The module as bytecode, whether it calls back into Python, and whether it has side effects.
-        """
+        """Returns the bytecode of a computation, whether it calls Python, and whether it has side effects."""
         extracted = ir.Module.create()
         extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         pending, visited, meshes = [name], {name}, set[str]()

@@ -30,6 +30,7 @@ class CompileError(PathwaysError, RuntimeError):
     __module__ = "pathways"
 
 
+@dataclasses.dataclass(eq=False, slots=True, weakref_slot=True)
 class Loaded:
     """Executable on its devices.
 
@@ -41,24 +42,13 @@ class Loaded:
       callbacks: the Python callbacks that it calls.
     """
 
-    __slots__ = ("__weakref__", "callbacks", "copied", "executable", "fresh", "provenance", "seconds")
-
-    def __init__(
-        self,
-        executable: pjrt.LoadedExecutable,
-        *,
-        provenance: str = "compiled",
-        seconds: float = 0.0,
-        fresh: bool = False,
-        copied: Loaded | None = None,
-        callbacks: Sequence[object] = (),
-    ) -> None:
-        self.executable = executable
-        self.provenance = provenance
-        self.seconds = seconds
-        self.fresh = fresh
-        self.copied = copied
-        self.callbacks = callbacks
+    executable: pjrt.LoadedExecutable
+    _: dataclasses.KW_ONLY
+    provenance: str = "compiled"
+    seconds: float = 0.0
+    fresh: bool = False
+    copied: Loaded | None = None
+    callbacks: Sequence[object] = ()
 
     @property
     def origin(self) -> Loaded | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -63,7 +63,8 @@ def _with_all_results(module: bytes) -> tuple[bytes, list[str]]:
         set_signature(main, main.type.inputs, [value.type for value in values])
         set_result_attrs(main, [{} for _ in values])
         # Donation would consume the operands of the caller, and aliasing names results that are others here.
-        set_argument_attrs(main, [_without_donation(attrs) for attrs in argument_attrs(main)])
+        attrs = [{k: v for k, v in a.items() if k not in (ALIASING, DONOR)} for a in argument_attrs(main)]
+        set_argument_attrs(main, attrs)
     return bytecode_of(parsed), names
 
 
@@ -87,7 +88,3 @@ def _describe(op: ir.Operation) -> str:
     name = op.name.partition(".")[2]
     position = position_of(op.location)
     return name if position is None else f"{name} at {position}"
-
-
-def _without_donation(attrs: Mapping[str, ir.Attribute]) -> dict[str, ir.Attribute]:
-    return {name: value for name, value in attrs.items() if name not in (ALIASING, DONOR)}

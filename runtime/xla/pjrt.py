@@ -106,7 +106,6 @@ def compile_options(devices: Sequence[jax.Device], operands: int, results: int) 
     thread of the caller, not in one that compiles.
 
     Args:
-      devices: the devices.
       operands: the number of operands of the module.
       results: the number of its results.
     """
@@ -118,6 +117,8 @@ def compile_options(devices: Sequence[jax.Device], operands: int, results: int) 
         backend=devices[0].client,
     )
     build = options.executable_build_options
+    # The plan has decided all shardings: with another one the buffers of a launch would be read in a layout
+    # that they do not have, since executables do not check their operands.
     build.allow_spmd_sharding_propagation_to_parameters = [False] * operands
     build.allow_spmd_sharding_propagation_to_output = [False] * results
     return options
@@ -129,6 +130,7 @@ def fingerprint(devices: Sequence[jax.Device], operands: int, results: int) -> b
     The key has the number of devices but not their ids, so that an executable can be loaded on others.
     """
     options = compile_options(devices, operands, results)
+    # Any devices will do: the ids must not be in the key.
     options.device_assignment = _jax.DeviceAssignment.create(np.arange(len(devices)).reshape(1, -1))
     client = devices[0].client
     return f"{client.platform} {client.platform_version} {devices[0].device_kind} ".encode() + (
@@ -320,6 +322,7 @@ def result_handler(aval: Aval, sharding: jax.sharding.Sharding, name: str) -> An
     With jax_debug_nans or jax_debug_infs set, the handler raises a FloatingPointError with `name`.
     """
     handler: Any = pxla.global_aval_to_result_handler(aval, sharding, True)
+    # Decided when the program is loaded, so that launches pay nothing; programs are keyed by these settings.
     if not checks_values():
         return handler
 
@@ -477,7 +480,6 @@ def on_each_device(
 
     Args:
       executables: one for each device.
-      devices: the devices.
       shards: the avals of the results of each executable, and their memory kinds.
       read: returns the shards of each operand.
       join: joins the shards of each result.
