@@ -20,7 +20,6 @@ def run(parser: FlagParser, work: Work, arguments: Sequence[str] | None) -> int:
     """Runs a tool; returns its exit code: 0, 1 for any error, 130 when interrupted.
 
     Args:
-      parser: its flags.
       work: its work; imports the heavy modules, so that the parent does not.
       arguments: those of the command line if None, in a process that can report a crash of MLIR or XLA;
         otherwise the tool runs in this process.

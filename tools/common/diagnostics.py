@@ -117,8 +117,7 @@ class Expectations:
                 self(note)
 
     def finish(self) -> bool:
-        """Prints an error for each unmet expectation; returns whether all were met, without other
-        diagnostics."""
+        """Prints unmet expectations as errors; returns whether there were none, and no other errors."""
         for expectation in self._expectations:
             if not expectation.met:
                 self._complain(

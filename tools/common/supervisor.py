@@ -120,8 +120,7 @@ def doing(what: str) -> None:
 
 
 def pending(path: str, process: int | None = None) -> Path:
-    """Returns the path at which this process, or another, writes the file that `keep_after_crash` may
-    move."""
+    """Returns the path at which a process writes the file that `keep_after_crash` may move."""
     return Path(f"{path}.{process or os.getpid()}.pending")
 
 

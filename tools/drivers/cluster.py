@@ -16,23 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.launch.folders import (
-    ClusterFolder,
-    address_of,
-    call_service,
-    clusters,
-    find_service,
-    shown,
-)
-from pathways.runtime.hosts.protocol.admin import (
-    ADMIN_PURPOSE,
-    DisconnectReply,
-    DisconnectRequest,
-    ShutdownRequest,
-    StatusReply,
-    StatusRequest,
-    decode_for_admin,
-)
+from pathways.runtime.hosts.launch import folders
+from pathways.runtime.hosts.protocol import admin
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.service.daemon import STAY
@@ -102,11 +87,7 @@ def _up(options: argparse.Namespace) -> None:
 
 
 def _ready(service: subprocess.Popen[bytes]) -> str:
-    """Prints the progress of a service until it is ready; returns its message then.
-
-    Raises:
-      UserError: it cannot start.
-    """
+    """Prints the progress of a service until it is ready; returns its message; UserError: it cannot start."""
     assert service.stdout is not None
     doing = "starting"
     began = time.monotonic()
@@ -128,17 +109,19 @@ def _ready(service: subprocess.Popen[bytes]) -> str:
 
 def _list(_: argparse.Namespace) -> None:
     rows = [("cluster", "process", "address")]
-    for cluster in clusters():
+    for cluster in folders.clusters():
         address = cluster.address()
-        rows.append((cluster.name, str(cluster.pid()), "starts" if address is None else shown(address)))
+        rows.append(
+            (cluster.name, str(cluster.pid()), "starts" if address is None else folders.shown(address))
+        )
     print(table(rows) if len(rows) > 1 else "no cluster is up")
 
 
 def _status(options: argparse.Namespace) -> None:
     with _called(options) as service:
         while True:
-            answer = _request(service, StatusRequest())
-            assert isinstance(answer, StatusReply)
+            answer = _request(service, admin.StatusRequest())
+            assert isinstance(answer, admin.StatusReply)
             _show(options, answer.status)
             if not options.watch:
                 return
@@ -156,41 +139,37 @@ def _show(options: argparse.Namespace, status: ServiceStatus) -> None:
 
 def _end(options: argparse.Namespace) -> None:
     with _called(options) as service:
-        answer = _request(service, DisconnectRequest(options.client))
-        assert isinstance(answer, DisconnectReply)
+        answer = _request(service, admin.DisconnectRequest(options.client))
+        assert isinstance(answer, admin.DisconnectReply)
         if answer.was_connected:
             return
-        status = _request(service, StatusRequest())
-        assert isinstance(status, StatusReply)
+        status = _request(service, admin.StatusRequest())
+        assert isinstance(status, admin.StatusReply)
         names = ", ".join(client.name for client in status.status.clients) or "none"
         raise UserError(f"{options.target}: there is no client '{options.client}'; there are: {names}")
 
 
 def _down(options: argparse.Namespace) -> None:
-    if address_of(options.target) is None and "/" not in options.target:
-        cluster = ClusterFolder(options.target)
+    if folders.address_of(options.target) is None and "/" not in options.target:
+        cluster = folders.ClusterFolder(options.target)
         # A service that is still starting listens nowhere, so that only a signal reaches it.
         if cluster.is_held() and cluster.address() is None and (pid := cluster.pid()) is not None:
             with _waiting_for_exit(cluster):
                 os.kill(pid, signal.SIGTERM)
             return
         with _called(options) as service, _waiting_for_exit(cluster):
-            _request(service, ShutdownRequest())
+            _request(service, admin.ShutdownRequest())
         return
     with _called(options) as service:
-        _request(service, ShutdownRequest())
+        _request(service, admin.ShutdownRequest())
         service.set_timeout(_END_SECONDS)
         with contextlib.suppress(ConnectionEnded):
             service.receive()
 
 
 @contextlib.contextmanager
-def _waiting_for_exit(cluster: ClusterFolder) -> Iterator[None]:
-    """Waits, once the block has ended a service, until its process has exited.
-
-    Raises:
-      UserError: it takes too long.
-    """
+def _waiting_for_exit(cluster: folders.ClusterFolder) -> Iterator[None]:
+    """Waits, once the block has ended a service, until its process exits; UserError: too late."""
     pid = cluster.pid()
     with contextlib.ExitStack() as stack:
         # Opened before the block: afterwards the number may be that of another process.
@@ -212,7 +191,7 @@ def _waiting_for_exit(cluster: ClusterFolder) -> Iterator[None]:
 
 
 def _logs(options: argparse.Namespace) -> None:
-    cluster = ClusterFolder(options.target)
+    cluster = folders.ClusterFolder(options.target)
     if not cluster.log.exists():
         if cluster.is_held():
             raise UserError(f"{cluster} runs in the foreground: its log is its standard error")
@@ -232,8 +211,8 @@ def _logs(options: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Yields a connection to the service of a cluster."""
-    address, secret = find_service(options.target, options.token)
-    connection = call_service(address, secret, ADMIN_PURPOSE, decode_for_admin)
+    address, secret = folders.find_service(options.target, options.token)
+    connection = folders.call_service(address, secret, admin.ADMIN_PURPOSE, admin.decode_for_admin)
     try:
         yield connection
     finally:
@@ -241,11 +220,7 @@ def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
 
 
 def _request(service: Connection[Any], request: Message) -> object:
-    """Returns the reply of a service to a request.
-
-    Raises:
-      UserError: it does not reply.
-    """
+    """Returns the reply of a service to a request; raises UserError if there is none."""
     service.set_timeout(_ANSWER_SECONDS)
     try:
         service.send(request)

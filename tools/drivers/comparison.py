@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -24,7 +25,14 @@ from pathways.tools.common.diagnostics import Printer
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.source import parse, read_source
 from pathways.tools.common.supervisor import doing
-from pathways.tools.inputs.scheduled import Model, plan_shown
+from pathways.tools.inputs.scheduled import (
+    Model,
+    common_times,
+    link_of,
+    plan_shown,
+    policy_options,
+    read_model,
+)
 
 
 def _time(time: float, unit: str) -> str:
@@ -112,12 +120,20 @@ class Candidates:
         return requested
 
 
+def compare_requested(options: argparse.Namespace, steps: int = 1) -> Comparison | None:
+    """Compares the policies that the flags of a tool name, or all; see `compare`."""
+    if options.compare and options.policies:
+        raise UserError("--compare and --policy exclude each other: --compare covers all policies")
+    with policy_options(options) as limits:
+        candidates = Candidates(options.policies or NAMES, limits, link_of(options), steps)
+        return compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))
+
+
 def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -> Comparison | None:
     """Schedules a program by several policies; None after errors were printed.
 
     Args:
       path: the program, in the form 'placed' or one before it.
-      candidates: the policies.
       model: returns the times and links for a plan, or raises `TimesError`.
 
     Raises:
@@ -164,11 +180,7 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
 
 
 def _scheduled(module: ir.Module, form: str | None, name: str, requested: Options) -> Plan | str:
-    """Returns the plan of a program by a policy or a file, or why the policy does not fit.
-
-    Raises:
-      UserError: the program cannot be scheduled for another reason.
-    """
+    """Returns the plan of a program by a policy or a file, or why that does not fit it; else UserError."""
     with Diagnostics(module.context) as seen:
         try:
             for each in _passes(phases_after(requested, form)):

@@ -49,7 +49,6 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
     """Runs the tool for its flags; returns the exit code.
 
     Args:
-      options: the flags.
       arguments: the positional and named arguments of the program; None for its examples.
 
     Raises:

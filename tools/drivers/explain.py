@@ -147,7 +147,9 @@ def _modules(compiled: Compiled) -> list[Row]:
         {
             "module": request.computation.name,
             "slice": request.slice,
-            "instructions": _instructions(loaded.executable),
+            "instructions": sum(
+                module.to_string().count(" = ") for module in loaded.executable.hlo_modules()
+            ),
             "seconds": loaded.seconds,
             "how": loaded.provenance,
         }
@@ -170,11 +172,6 @@ def _shown_modules(modules: Sequence[Row]) -> list[Row]:
         }
         for row in modules
     ]
-
-
-def _instructions(executable: Any) -> int:
-    """Returns the number of instructions in the optimized module of an executable."""
-    return sum(text.count(" = ") for text in (module.to_string() for module in executable.hlo_modules()))
 
 
 def _channels(module: ir.Module, plan: Plan) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 import sys
@@ -21,23 +22,6 @@ from pathways.tools.drivers.reports import Timing
 
 _LONGEST_NAME = 100
 """Limit of a file name in a tree, in characters: a pipeline may be one item."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Dumps:
-    """Passes around which the IR is printed.
-
-    Attributes:
-      before_all, after_all: around every pass.
-      after_change: after passes that changed it.
-      before, after: around the passes of these names.
-    """
-
-    before_all: bool = False
-    after_all: bool = False
-    after_change: bool = False
-    before: Collection[str] = ()
-    after: Collection[str] = ()
 
 
 class DumpTree:
@@ -76,13 +60,13 @@ class Instrumentation:
 
     Attributes:
       text: prints a module in the requested syntax.
-      dumps: the passes around which to print.
+      options: the flags, which name the passes around which to print.
       tree: the folder; standard error if None.
       timing: the table to which the time of each pass is added.
     """
 
     text: Callable[[ir.Module], bytes]
-    dumps: Dumps
+    options: argparse.Namespace
     tree: DumpTree | None
     timing: Timing
     _previous: bytes = b""
@@ -91,9 +75,9 @@ class Instrumentation:
     def before_each(self, item: Item, module: ir.Module) -> None:
         """Prints the IR before a pass, if requested."""
         supervisor.doing(f"running {item_name(item)}")
-        if self.dumps.before_all or _is_among(item, self.dumps.before):
+        if self.options.print_before or _is_among(item, self.options.mlir_print_ir_before):
             self._dump("Before", item, module, self.text(module))
-        if self.dumps.after_change:
+        if self.options.print_change:
             self._previous = self.text(module)
         # Last, so that the time of the pass does not include the printing.
         self._start = time.perf_counter()
@@ -102,8 +86,8 @@ class Instrumentation:
         """Prints the IR after a pass, if requested."""
         self.timing.add(item_name(item), time.perf_counter() - self._start)
         supervisor.doing(f"verifying the result of {item_name(item)}")
-        is_requested = self.dumps.after_all or _is_among(item, self.dumps.after)
-        if is_requested or (self.dumps.after_change and self.text(module) != self._previous):
+        is_requested = self.options.print_after or _is_among(item, self.options.mlir_print_ir_after)
+        if is_requested or (self.options.print_change and self.text(module) != self._previous):
             self._dump("After", item, module, self.text(module))
 
     def _dump(self, when: str, item: Item, module: ir.Module, text: bytes) -> None:

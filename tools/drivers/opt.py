@@ -19,7 +19,7 @@ from pathways.tools.common.files import check_extension, write_output
 from pathways.tools.common.source import SEPARATOR, Source, parse, read_source
 from pathways.tools.common.supervisor import doing
 from pathways.tools.drivers import reproducer
-from pathways.tools.drivers.instrumentation import Dumps, DumpTree, Instrumentation
+from pathways.tools.drivers.instrumentation import DumpTree, Instrumentation
 from pathways.tools.drivers.reports import Timing, pipeline_dump
 from pathways.tools.drivers.roundtrip import check_round_trip
 
@@ -61,7 +61,7 @@ def _process(
     context = make_context()
     printer = Printer(source)
     expectations = Expectations(source, printer) if options.verify_diagnostics else None
-    hooks = Instrumentation(lambda module: _text(module, options), _dumps(options), tree, timing)
+    hooks = Instrumentation(lambda module: _text(module, options), options, tree, timing)
     output: bytes | None = None
     with Diagnostics(context, expectations or printer):
         try:
@@ -86,16 +86,6 @@ def _process(
     if expectations is not None:
         return (output or b"") if expectations.finish() else None
     return output
-
-
-def _dumps(options: argparse.Namespace) -> Dumps:
-    return Dumps(
-        options.print_before,
-        options.print_after,
-        options.print_change,
-        options.mlir_print_ir_before,
-        options.mlir_print_ir_after,
-    )
 
 
 def _format(options: argparse.Namespace) -> tuple[str, ...]:

@@ -6,20 +6,11 @@ import argparse
 import json
 from typing import Any
 
-from pathways.passes.schedule.policies.registry import NAMES
 from pathways.runtime.timelines.timeline import Timeline
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import write_output
-from pathways.tools.drivers.comparison import Candidates, compare
-from pathways.tools.inputs.scheduled import (
-    common_times,
-    durations_text,
-    link_of,
-    policy_options,
-    read_model,
-    read_plan,
-    simulated,
-)
+from pathways.tools.drivers.comparison import compare_requested
+from pathways.tools.inputs.scheduled import durations_text, read_model, read_plan, simulated
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,17 +46,13 @@ def _save_times(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Prints the replay of a program by each policy."""
-    if options.compare and options.policies:
-        raise UserError("--compare and --policy exclude each other: --compare covers all policies")
     if options.trace is not None:
         flag = "--compare" if options.compare else "--policy"
         raise UserError(f"{flag} and --trace exclude each other: a trace is of one schedule")
     steps = 1 if options.steps is None else options.steps
     if steps < 1:
         raise UserError("--steps: must be at least 1")
-    with policy_options(options) as limits:
-        candidates = Candidates(options.policies or NAMES, limits, link_of(options), steps)
-        comparison = compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))
+    comparison = compare_requested(options, steps)
     if comparison is None:
         return 1
     text = f"{comparison}\n"

@@ -5,21 +5,12 @@ from __future__ import annotations
 import argparse
 
 from pathways.passes.analysis.measured.events import EventLog
-from pathways.passes.schedule.policies.registry import NAMES
 from pathways.runtime.timelines.page import page_of
 from pathways.runtime.timelines.picture import picture_of
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import check_extension, write_output
-from pathways.tools.drivers.comparison import Candidates, compare
-from pathways.tools.inputs.scheduled import (
-    common_times,
-    link_of,
-    policy_options,
-    read_model,
-    read_plan,
-    read_timelines,
-    simulated,
-)
+from pathways.tools.drivers.comparison import compare_requested
+from pathways.tools.inputs.scheduled import read_model, read_plan, read_timelines, simulated
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,8 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _replays(options: argparse.Namespace) -> list[EventLog] | None:
-    """Returns the planned timeline of a program, and the simulated one if it differs; or those of
-    policies."""
+    """Returns the planned timeline, and the simulated one if it differs; or those of policies."""
     if options.compare or options.policies:
         return _by_policies(options)
     if options.limits:
@@ -59,11 +49,7 @@ def _replays(options: argparse.Namespace) -> list[EventLog] | None:
 
 def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
     """Returns the timelines of a program by several policies, the fastest first."""
-    if options.compare and options.policies:
-        raise UserError("--compare and --policy exclude each other: --compare covers all policies")
-    with policy_options(options) as requested:
-        candidates = Candidates(options.policies or NAMES, requested, link_of(options))
-        comparison = compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))
+    comparison = compare_requested(options)
     if comparison is None:
         return None
     for policy in options.policies:

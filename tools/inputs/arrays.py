@@ -98,8 +98,7 @@ def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
 
 
 def holds_bits_of(dtype: np.dtype, own: np.dtype) -> bool:
-    """Returns whether an array in a file has the bits of another type: numpy drops the names of small
-    ones."""
+    """Returns whether an array has the bits of another type: numpy drops the names of small ones."""
     return dtype.kind == "V" and _is_small(own) and dtype.itemsize == own.itemsize and not dtype.fields
 
 
@@ -109,8 +108,7 @@ def _is_small(dtype: np.dtype) -> bool:
 
 
 def generated_arrays(types: Mapping[str, ArrayType], seed: int | None) -> dict[str, np.ndarray]:
-    """Returns arrays for all arguments: zeros, or with a seed standard normal numbers, small integers, and
-    keys."""
+    """Returns arrays for all arguments: zeros, or with a seed normal numbers, small integers, and keys."""
     rng = np.random.default_rng(seed)
     return {name: _generated_array(type_, None if seed is None else rng) for name, type_ in types.items()}
 

@@ -124,8 +124,7 @@ def read_model(options: argparse.Namespace, plan: Plan) -> Model:
 
 
 def common_times(options: argparse.Namespace) -> argparse.Namespace:
-    """Returns the flags with times for the comparison of all policies: by default those of the limits, or
-    units."""
+    """Returns the flags with times for a comparison: by default those of the limits, or units."""
     times = options.times
     if times is None and options.limits:
         with contextlib.suppress(RequestError):  # Reported when policies are requested.

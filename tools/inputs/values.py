@@ -92,11 +92,7 @@ def _from_text(text: str) -> np.ndarray:
 
 
 def _converted(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
-    """Returns values of a dtype from words; integers must be in its range.
-
-    Raises:
-      ValueError: names the word.
-    """
+    """Returns values of a dtype; raises ValueError, and names the word, for one that is not in its range."""
     read = _reader(dtype)
     values = []
     for word in words:

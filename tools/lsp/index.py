@@ -25,7 +25,6 @@ class Token(NamedTuple):
 
     Attributes:
       line, start, end: its position.
-      text: the word.
     """
 
     line: int
@@ -129,8 +128,7 @@ class Index:
         return self._declared.get(token, token.text)
 
     def _scope(self, line: int, name: str) -> int:
-        """Returns the scope of a name: symbols are valid between lines `// -----`, values in or between
-        functions."""
+        """Returns the scope of a name: of symbols between lines `// -----`, of values by function."""
         starts = self._pieces if name.startswith("@") else self._functions
         return bisect.bisect_right(starts, line)
 

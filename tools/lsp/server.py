@@ -154,8 +154,7 @@ class _Features:
         )
 
     def _range_of(self, document: _Document, entry: dict[str, Any]) -> lsp.Range:
-        """Returns the word at a position of MLIR's, whose columns are bytes; the first line without a
-        position."""
+        """Returns the word at a position, with bytes as columns; the first line for no position."""
         lines = document.index.lines
         line = min(max((entry["line"] or 1) - 1, 0), len(lines) - 1)
         before = lines[line].encode(errors="replace")[: max((entry["column"] or 1) - 1, 0)]

@@ -12,8 +12,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import argument_slices, form_of, make_context, slices_of
-from pathways.dialect.operations.operation import PwOp
+from pathways.dialect import PwOp, argument_slices, form_of, make_context, slices_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostic, Diagnostics, run_passes
 from pathways.runtime.resources.child_process import serve_requests
