@@ -102,11 +102,7 @@ def auto(
 
 
 def _check_results(request: AutoRequest, shapes: Any) -> None:
-    """Checks that the result of a loss is valid for `jax.value_and_grad`.
-
-    Raises:
-      TypeError: it is not.
-    """
+    """Checks that `jax.value_and_grad` accepts the result of a loss; raises TypeError if not."""
     value = shapes
     if request.has_aux:
         if not isinstance(shapes, tuple) or len(shapes) != 2:

@@ -60,8 +60,7 @@ class AutoPlan(ProcessBound):
 
     @property
     def params(self) -> Any:
-        """The parameters: a tree of `jax.ShapeDtypeStruct`s, in which a stacked leaf that is cut is a
-        tuple."""
+        """The parameters: a tree of `jax.ShapeDtypeStruct`s, with a tuple for a stacked leaf that is cut."""
         return self._cut.params
 
     def __repr__(self) -> str:
@@ -198,8 +197,7 @@ class AutoPlan(ProcessBound):
         write_cuts(path, self.tried, self._request, self._cut.flat)
 
     def timeline(self) -> Timeline:
-        """Returns the simulated step of the chosen cut under its schedule: forward, backward, sums of
-        gradients."""
+        """Returns the simulated step of the chosen cut under its schedule, with its sums of gradients."""
         return self._timeline()
 
 

@@ -24,7 +24,6 @@ class CutLoss:
     """Loss with a placed function for each stage.
 
     Args:
-      flat: the loss.
       args: the types of its arguments, the first those of the user's parameters.
       shapes: a tree of the types of its results.
       positions: the first node of each stage but the first.
@@ -74,11 +73,7 @@ class CutLoss:
         return self.out_structure.unflatten(results)
 
     def _checked(self, params: Any, *args: Any) -> list[Any]:
-        """Returns the leaves of arguments that have the types for which the loss was cut.
-
-        Raises:
-          TypeError: one has another type; names it.
-        """
+        """Returns the leaves of arguments; a TypeError names one of another type than at the cut."""
         what = f"the loss of pw.auto of '{self.flat.name}'"
         if len(args) != len(self.args) - 1:
             raise TypeError(f"{what} takes {len(self.args)} arguments, got {len(args) + 1}")

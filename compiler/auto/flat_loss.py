@@ -111,8 +111,7 @@ class FlatLoss:
         return [] if node is None else [leaf for read in node.reads for leaf in self.leaf_by_rows(read)]
 
     def by_rows(self, atom: Any) -> Node | None:
-        """Returns the free node that produces a variable, if its rows depend on the same rows of its
-        operands."""
+        """Returns the free node of a variable, if its rows depend on the same rows of its operands."""
         node = self.makers.get(atom) if is_variable(atom) else None
         if node is None or node.equation.primitive.name not in _BY_ROWS or node.iteration is not None:
             return None
@@ -123,8 +122,7 @@ class FlatLoss:
         return node if fits and atom.aval.shape else None
 
     def slice_of_rows(self, node: Node) -> tuple[Variable, tuple[int, int]] | None:
-        """Returns the operand and the rows that a free node slices; None for any other node, such as
-        `w[3]`."""
+        """Returns the operand and the rows that a free node such as `w[3]` slices; None for other nodes."""
         params = node.equation.params
         if node.equation.primitive.name != "slice" or params["strides"] is not None:
             return None
@@ -289,8 +287,7 @@ class _LossFlattener:
             carry = tuple(handed)
 
     def _is_over_layers(self, equation: Any, operands: Sequence[Any]) -> bool:
-        """Returns whether an equation is a loop over layers: all its results are carried, and it cuts no
-        microbatch."""
+        """Returns whether an equation is a loop over layers, which carries all results and cuts no batch."""
         if equation.primitive.name != "scan" or equation.params["length"] < 2:
             return False
         constants, carried, _ = jax_internals.scan_operands(equation)
@@ -312,8 +309,7 @@ def _is_float(variable: Variable) -> bool:
 
 
 def _late(nodes: Sequence[Node], learned: Iterable[Variable]) -> list[Node]:
-    """Returns the nodes, with those that read no parameter right before their first reader: targets,
-    masks."""
+    """Returns the nodes; those that read no parameter (targets, masks) right before their first reader."""
     trained = set(learned)
     makers = {v: node for node in nodes for v in node.results}
     moves = {n for n in nodes if not any(v in trained for v in (*n.reads, *n.results))}

@@ -81,8 +81,7 @@ class Machine:
         ]
 
     def bound(self, units: Units, positions: Sequence[int], slices: Sequence[int]) -> float:
-        """Returns sum + (M - 1) longest; transfers add to the sum, and no stage is shorter than a
-        transfer."""
+        """Returns sum + (M - 1) longest; transfers add to the sum, and bound stages from below."""
         stages = self.loads(units, positions, slices)
         loads = [0.0] * len(self.speeds)
         for load, slice in zip(stages, slices, strict=True):
@@ -95,8 +94,7 @@ class Machine:
 def best_partitions(
     units: Units, candidates: Sequence[int], machine: Machine, *, v: bool, limit: int
 ) -> list[Partition]:
-    """Returns the partitions with the least closed bounds, best first; none if there are too few
-    candidates."""
+    """Returns the partitions with the least closed bounds, best first; none for too few candidates."""
     stages = len(machine.speeds) * (2 if v else 1)
     if len(candidates) < stages - 1:
         return []
@@ -142,8 +140,7 @@ def _neighbours(positions: tuple[int, ...], candidates: Sequence[int]) -> Iterat
 
 
 def _solutions(units: Units, table: _RowCosts | _CostsOfV, machine: Machine) -> Iterator[list[int]]:
-    """Yields the partition of least sum for each bound on the longest slice, from the smallest possible
-    one."""
+    """Yields the partition of least sum for each bound on the longest slice, the smallest first."""
     least = table.least_longest()
     first, whole = table.solve(least), table.solve(math.inf)
     if first is None or whole is None:
@@ -181,8 +178,7 @@ class _RowCosts:
         self.crossing[[0, -1]] = 0.0
 
     def solve(self, bound: float) -> list[int] | None:
-        """Returns the positions of least sum in which no stage is longer than a bound; None if there are
-        none."""
+        """Returns the positions of least sum with no stage longer than a bound; None if there are none."""
         count = len(self.edges)
         speeds = self.machine.speeds
         # sums[e] is the least sum of the slices so far, if their units end at edge e.
@@ -207,8 +203,7 @@ class _RowCosts:
         return positions[-2::-1]
 
     def extra(self, time: Array) -> Array:
-        """Returns the costs besides the time of stages: the transfer before each, and the penalty of uneven
-        ones."""
+        """Returns the costs besides stage times: the transfer before each, the penalty of uneven ones."""
         return self.crossing[:, None] + self.machine.uneven(time, self.units)
 
     def least_longest(self) -> float:

@@ -53,7 +53,6 @@ class CutSearch:
 
     Args:
       request: the arguments of `pw.auto`.
-      flat: the loss.
       shapes: the types of its results.
 
     Raises:

@@ -65,7 +65,6 @@ def stage_bodies(flat: FlatLoss, positions: Sequence[int]) -> list[StageBody]:
     """Returns the bodies of the stages of a loss that is cut before some of its nodes.
 
     Args:
-      flat: the loss.
       positions: the first node of each stage but the first.
     """
     edges = [0, *positions, len(flat.nodes)]

@@ -22,7 +22,6 @@ def stage_function(
     results.
 
     Args:
-      flat: the loss.
       body: the contents of the stage.
     """
 

@@ -43,8 +43,7 @@ class TrialTimes:
 
 
 def step_program(loss: CutLoss, microbatches: int, has_aux: bool) -> Any:
-    """Returns the program of a step, the gradients of a loss over microbatches, and the types of its
-    arguments."""
+    """Returns the program of a step (gradients over microbatches), and the types of its arguments."""
     cut = [n for n, arg in enumerate(loss.args) if n and all(leaf.shape for leaf in jax.tree.leaves(arg))]
     batch = [
         jax.tree.map(

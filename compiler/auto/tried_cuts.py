@@ -114,8 +114,7 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
 
 
 def _with_steps(rows: Any) -> Any:
-    """Returns rows of a file with the steps of dropped cuts as infinity, which JSON lacks, instead of
-    null."""
+    """Returns rows of a file with the steps of dropped cuts, null in JSON, as infinity."""
     if not isinstance(rows, list):
         return rows
     dropped = [isinstance(row, dict) and row.get("step", 0.0) is None for row in rows]
@@ -126,8 +125,7 @@ def _with_steps(rows: Any) -> Any:
 
 
 def fingerprint(flat: FlatLoss) -> str:
-    """Returns the properties that losses must share to be cut alike: their operations in order, with
-    types."""
+    """Returns what losses must share to be cut alike: their operations in order, with types."""
     lines = [
         f"{node.equation.primitive.name} {[str(v.aval) for v in (*node.reads, *node.results)]} "
         f"{node.iteration}"

@@ -82,8 +82,7 @@ class Units:
         return tuple(kept)
 
     def even(self, stages: int) -> tuple[int, ...] | None:
-        """Returns the positions that split the layers evenly: iterations of loops, or else products; None if
-        too few."""
+        """Returns the positions that split the layers (iterations, or products) evenly; None if too few."""
         layers = self.iterations if len(self.iterations) >= stages else self.products
         if len(layers) < stages:
             return None

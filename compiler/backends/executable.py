@@ -235,7 +235,6 @@ class ProgramExecutable(abc.ABC):
         """Returns some arguments, by their numbers, on the slices that read them.
 
         Args:
-          leaves: the arguments.
           copy: whether the caller keeps the results, as those of `Compiled.place`: then types are checked,
             and buffers that the owner of the original may donate are copied. Without it the results are for
             one call.
@@ -250,8 +249,7 @@ class ProgramExecutable(abc.ABC):
 
     @abc.abstractmethod
     def try_fast_path(self, leaves: list[Any]) -> Any:
-        """Runs the plan if all arguments are arrays like those of the last call, else returns
-        `CACHE_MISS`."""
+        """Runs the plan if all arguments are arrays like those of the last call; else gives `CACHE_MISS`."""
 
     def transfer_or_raise(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Transfers arguments to their slices.
@@ -298,8 +296,7 @@ class ProgramExecutable(abc.ABC):
         )
 
     def _name_at(self, path: Sequence[Any]) -> str:
-        """Returns the name of a place in the arguments; its path begins with 0 for positional and 1 for named
-        ones."""
+        """Returns the name of a place in the arguments; its path starts with 0 (positional) or 1 (named)."""
         if len(path) < 2:
             return "named arguments" if path and path[0].idx else "positional arguments"
         for place, name in zip(self._signature.keys, self.paths, strict=True):

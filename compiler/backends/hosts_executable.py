@@ -37,11 +37,9 @@ class HostsExecutable(ProgramExecutable):
     """Program of one signature on its hosts; the counterpart of `LocalExecutable`.
 
     Args:
-      program: the program as it is loaded there.
       plan: the plan of the whole program.
       interface: its arguments, results and slices.
       relocate: moves arrays between hosts, see `relocation.relocate`.
-      load_again: see `load_again`.
     """
 
     _arrays = ARRAYS
@@ -239,7 +237,6 @@ class HostsExecutable(ProgramExecutable):
         """Returns arguments on the hosts that read them; arrays that are there already are not sent.
 
         Args:
-          leaves: the arguments, by their numbers.
           apart: whether copies are freed independently of the arrays that they were copied from.
         """
         found = {n: self._on_hosts(n, leaf) for n, leaf in leaves.items()}

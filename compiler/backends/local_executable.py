@@ -103,7 +103,6 @@ class LocalExecutable(ProgramExecutable):
     """Program of one signature on its devices.
 
     Args:
-      loaded: the program on its devices.
       interface: its arguments, results and slices.
       keepalive: objects that must live as long as the executables.
     """
@@ -159,8 +158,7 @@ class LocalExecutable(ProgramExecutable):
         return device_text(self.loaded.executables)
 
     def try_fast_path(self, leaves: list[Any]) -> Any:
-        """Runs the plan if all arguments are arrays like those of the last call, else returns
-        `CACHE_MISS`."""
+        """Runs the plan if all arguments are arrays like those of the last call; else gives `CACHE_MISS`."""
         try:
             # Lists compare items by identity first, which is fast where arrays share the cached objects.
             if [x.aval for x in leaves] != self._avals or [x.sharding for x in leaves] != self._shardings:
@@ -408,8 +406,7 @@ def _is_key(aval: Any) -> bool:
 
 
 def _unflatten(tree: Any) -> Callable[[list[Any]], Any]:
-    """Returns a function that rebuilds results; most programs of one launch return one array, without a
-    tree."""
+    """Returns a function that rebuilds results: many programs return one array, without a tree."""
     # None is a structure of one node, too, but has no leaf.
     return operator.itemgetter(0) if tree.num_nodes == tree.num_leaves == 1 else tree.unflatten
 

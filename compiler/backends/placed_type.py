@@ -13,17 +13,7 @@ from pathways.runtime.hosts.cluster.host import Location
 
 
 class PlacedType(jax.ShapeDtypeStruct):
-    """Type of an array on hosts, with its locations there.
-
-    Args:
-      aval: the type.
-      controller: the controller of the hosts.
-      locations: the locations of the array.
-
-    Attributes:
-      controller: see above.
-      locations: see above.
-    """
+    """Type of an array on hosts, with their controller and its locations there."""
 
     def __init__(self, aval: Any, controller: Client, locations: Sequence[Location]) -> None:
         # Locations hold the words of typed PRNG keys, which have one more dimension.

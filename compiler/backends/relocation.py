@@ -11,19 +11,11 @@ import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
+import pathways.dialect as dialect
 from pathways.compiler.backends.executable import Scheduled
 from pathways.compiler.frontend.arguments import Interface, Signature
 from pathways.compiler.frontend.trees import keys_of
 from pathways.compiler.lower.phases import run_phases
-from pathways.dialect import (
-    SliceOp,
-    TransferOp,
-    make_context,
-    make_slices,
-    set_argument_attrs,
-    set_form,
-    set_result_attrs,
-)
 from pathways.dialect.attributes.dtypes import element_name
 from pathways.dialect.attributes.meshes import Sharding
 from pathways.dialect.attributes.names import MAIN, MEMORY_KIND, SHARDING, SLICE
@@ -69,8 +61,6 @@ class _Move:
 
     Attributes:
       dtype: the name of its dtype.
-      source: the location that it has.
-      target: the location that it gets.
     """
 
     shape: tuple[int, ...]
@@ -211,24 +201,26 @@ def _binding(slice: Slice) -> Binding:
 def _module(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> ir.Module:
     """Returns the module, in the form `placed`."""
     names = [tuple(slices[slice] for slice in _slices(move)) for move in moves]
-    with make_context(), ir.Location.unknown():
+    with dialect.make_context(), ir.Location.unknown():
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = ir.StringAttr.get(NAME)
-        set_form(module, PLACED)
+        dialect.set_form(module, PLACED)
         types = [ir.RankedTensorType.get(m.shape, ir.Type.parse(element_name(m.dtype))) for m in moves]
         with ir.InsertionPoint(module.body):
             for (*_, shape, axis_names), name in slices.items():
                 make_mesh(_mesh_of(name), zip(axis_names, shape, strict=True))
-                SliceOp.build(sym_name=name, mesh=_mesh_of(name))
+                dialect.SliceOp.build(sym_name=name, mesh=_mesh_of(name))
             main = func.FuncOp(MAIN, (types, types), visibility="public")
         sources = [_attrs(name, move.source) for (name, _), move in zip(names, moves, strict=True)]
         targets = [_attrs(name, move.target) for (_, name), move in zip(names, moves, strict=True)]
-        set_argument_attrs(main, sources)
-        set_result_attrs(main, targets)
+        dialect.set_argument_attrs(main, sources)
+        dialect.set_result_attrs(main, targets)
         block = main.add_entry_block()
         with ir.InsertionPoint(block):
             moved = [
-                TransferOp.build([value], [value.type], slice=name, sharding=attrs[SHARDING]).results[0]
+                dialect.TransferOp.build([value], [value.type], slice=name, sharding=attrs[SHARDING]).results[
+                    0
+                ]
                 for value, (_, name), attrs in zip(block.arguments, names, targets, strict=True)
             ]
             func.ReturnOp(moved)
@@ -238,7 +230,7 @@ def _module(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> ir.Module:
 def _attrs(slice: str, where: Location) -> dict[str, ir.Attribute]:
     """Returns the attributes of an argument or result on a slice, with its layout."""
     sharding = make_sharding(_mesh_of(slice), Sharding(where.placement.dims))
-    attrs = {SLICE: make_slices([slice]), SHARDING: sharding}
+    attrs = {SLICE: dialect.make_slices([slice]), SHARDING: sharding}
     kind = where.placement.memory_kind
     return attrs if kind is None else {**attrs, MEMORY_KIND: ir.StringAttr.get(kind)}
 

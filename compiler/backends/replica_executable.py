@@ -35,7 +35,6 @@ class ReplicaExecutable(ProgramExecutable):
     """Program of one signature, on the slices of the replicas that run.
 
     Args:
-      loader: loads it for others.
       slices: its slices, of the first replica.
 
     Attributes:
@@ -167,8 +166,7 @@ class ReplicaExecutable(ProgramExecutable):
         return self._running.execute(leaves)
 
     def try_fast_path(self, leaves: list[Any]) -> Any:
-        """Runs the plan if all arguments are arrays like those of the last call, else returns
-        `CACHE_MISS`."""
+        """Runs the plan if all arguments are arrays like those of the last call; else gives `CACHE_MISS`."""
         return self._running.try_fast_path(leaves)
 
 

@@ -7,17 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    LaunchOp,
-    ReleaseOp,
-    TransferOp,
-    argument_attrs,
-    argument_slices,
-    donated_arguments,
-    form_of,
-    result_slices,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.names import DONATED, MAIN, REPLACED_BY
 from pathways.dialect.attributes.replica_ports import ports_of_callers
 from pathways.dialect.verification.forms import PARTS
@@ -35,15 +25,15 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
       gathers: whether results are gathered from the blocks of replicas: these have buffers of their own,
         and arguments that they replace are freed in time for that.
     """
-    symbols = symbol_table(module)
+    symbols = dialect.symbol_table(module)
     main = symbols[MAIN]
-    if form_of(module) == PARTS.name:
+    if dialect.form_of(module) == PARTS.name:
         yield from _shared_by_iterations(main, arguments, calls_of(module))
         return
     values = main.regions[0].blocks[0].arguments
-    all_attrs, places = argument_attrs(main), argument_slices(main)
-    gathered = set(zip(main.type.results, result_slices(main), strict=True)) if gathers else set()
-    donated = functools.cache(lambda callee: donated_arguments(symbols[callee]))
+    all_attrs, places = dialect.argument_attrs(main), dialect.argument_slices(main)
+    gathered = set(zip(main.type.results, dialect.result_slices(main), strict=True)) if gathers else set()
+    donated = functools.cache(lambda callee: dialect.donated_arguments(symbols[callee]))
     # All replicas use their arguments like the first one.
     ports = zip(arguments, ports_of_callers(all_attrs), strict=False)
     unused = [
@@ -65,9 +55,8 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
 
 
 def _shared_by_iterations(main: ir.OpView, arguments: Sequence[str], calls: SubProgramCalls) -> Iterator[str]:
-    """Yields a warning about donated arguments that iterations share: the last reader is unknown until the
-    end."""
-    attrs = argument_attrs(main)
+    """Yields a warning about donated arguments that iterations share: no reader is known as the last."""
+    attrs = dialect.argument_attrs(main)
     shared = [
         name
         for n, name in enumerate(arguments)
@@ -92,8 +81,10 @@ def _is_only_freed(value: ir.Value, donated: Callable[[str], Collection[int]]) -
       donated: the numbers of the arguments that a computation consumes.
     """
     readers = [(use.owner.opview, use.operand_number) for use in value.uses]
-    launches = [(op, number) for op, number in readers if isinstance(op, LaunchOp)]
+    launches = [(op, number) for op, number in readers if isinstance(op, dialect.LaunchOp)]
     # A value that is returned as it is belongs to the caller again.
-    if not launches or any(not isinstance(op, LaunchOp | TransferOp | ReleaseOp) for op, _ in readers):
+    if not launches or any(
+        not isinstance(op, dialect.LaunchOp | dialect.TransferOp | dialect.ReleaseOp) for op, _ in readers
+    ):
         return False
     return not any(number in donated(op.callee) for op, number in launches)

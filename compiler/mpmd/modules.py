@@ -10,17 +10,9 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
+import pathways.dialect as dialect
 from pathways.compiler.frontend.trees import KeyPath, name_of
 from pathways.compiler.mpmd.front_end import Partitioned
-from pathways.dialect import (
-    ConstantOp,
-    argument_attrs,
-    make_context,
-    result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
-    symbol_table,
-)
 from pathways.dialect.attributes.dtypes import element_name
 from pathways.dialect.attributes.names import ARGUMENT_INFO, CONSTANT, DONOR, KEYS, MAIN, OVERLAP, SHARDING
 from pathways.passes.analysis.functions import body_block, unique_name
@@ -35,15 +27,15 @@ def parse(program: Partitioned, paths: Sequence[str], overlapping: Collection[st
       paths: the name of each argument.
       overlapping: the meshes that may share devices.
     """
-    context = make_context()
+    context = dialect.make_context()
     module = ir.Module.parse(program.bytecode, context)
     with context, ir.Location.unknown():
         module.operation.attributes["sym_name"] = ir.StringAttr.get(program.name)
-        main = symbol_table(module)[MAIN]
+        main = dialect.symbol_table(module)[MAIN]
         if program.exported is not None:
             # By name: operations do not keep their module alive.
             exported = ir.Module.parse(program.exported, context)
-            _state_layouts(main, symbol_table(exported)[MAIN])
+            _state_layouts(main, dialect.symbol_table(exported)[MAIN])
         if overlapping:
             main.attributes[OVERLAP] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in overlapping])
         main = _with_all_arguments(main, program)
@@ -60,8 +52,8 @@ def argument_paths(keys: Sequence[KeyPath]) -> list[str]:
 def _state_layouts(main: ir.OpView, exported: ir.OpView) -> None:
     """Writes the shardings of arguments and results, as Shardy's propagation has decided them."""
     for types, attrs, store in (
-        (exported.type.inputs, argument_attrs(main), set_argument_attrs),
-        (exported.type.results, result_attrs(main), set_result_attrs),
+        (exported.type.inputs, dialect.argument_attrs(main), dialect.set_argument_attrs),
+        (exported.type.results, dialect.result_attrs(main), dialect.set_result_attrs),
     ):
         for type_, entry in zip(types, attrs, strict=True):
             value = read_mesh_tensor(type_)
@@ -78,7 +70,7 @@ def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
     hidden, count = len(program.constants), len(program.arguments)
     if len(program.kept) == count:
         return main
-    old, attrs = body_block(main), argument_attrs(main)
+    old, attrs = body_block(main), dialect.argument_attrs(main)
     place = {number: hidden + n for n, number in enumerate(program.kept)}
     types, entries, sources = list(main.type.inputs)[:hidden], attrs[:hidden], list(range(hidden))
     for number, argument in enumerate(program.arguments):
@@ -107,14 +99,13 @@ def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
     for name, attribute in main.attributes.items():
         if name not in ("function_type", "arg_attrs"):
             new.attributes[name] = attribute
-    set_argument_attrs(new, entries)
+    dialect.set_argument_attrs(new, entries)
     main.operation.erase()
     return new
 
 
 def _as_taken(argument: Any) -> tuple[tuple[int, ...], str]:
-    """Returns the shape and dtype of an argument as computations take it: for typed PRNG keys those of their
-    words."""
+    """Returns the shape and dtype of an argument for computations: of PRNG keys those of their words."""
     taken = jax.ShapeDtypeStruct(argument.shape, argument.dtype)
     if jax.dtypes.issubdtype(argument.dtype, jax.dtypes.prng_key):
         taken = jax.eval_shape(jax.random.key_data, taken)
@@ -123,7 +114,7 @@ def _as_taken(argument: Any) -> tuple[tuple[int, ...], str]:
 
 def _describe(main: ir.OpView, program: Partitioned, paths: Sequence[str]) -> None:
     """Annotates each argument with its name, and arguments and results that are typed PRNG keys."""
-    attrs, results = argument_attrs(main), result_attrs(main)
+    attrs, results = dialect.argument_attrs(main), dialect.result_attrs(main)
     passed = attrs[len(program.constants) :]
     for entry, path, argument in zip(passed, paths, program.arguments, strict=True):
         entry[ARGUMENT_INFO] = ir.StringAttr.get(path)
@@ -132,15 +123,15 @@ def _describe(main: ir.OpView, program: Partitioned, paths: Sequence[str]) -> No
     for entry, aval in zip(results, program.out_avals, strict=True):
         if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
             entry[KEYS] = ir.UnitAttr.get()
-    set_argument_attrs(main, attrs)
-    set_result_attrs(main, results)
+    dialect.set_argument_attrs(main, attrs)
+    dialect.set_result_attrs(main, results)
 
 
 def _hide_constants(module: ir.Module, main: ir.OpView, constants: Sequence[Any]) -> None:
     """Declares the arrays that the function closes over; callers do not pass them."""
     if not constants:
         return
-    attrs, taken = argument_attrs(main), set(symbol_table(module))
+    attrs, taken = dialect.argument_attrs(main), set(dialect.symbol_table(module))
     ip = ir.InsertionPoint.at_block_begin(module.body)
     for entry, constant in zip(attrs, constants, strict=False):
         array = np.ascontiguousarray(constant)
@@ -148,6 +139,6 @@ def _hide_constants(module: ir.Module, main: ir.OpView, constants: Sequence[Any]
         name = unique_name("k", taken)
         taken.add(name)
         value = ir.DenseElementsAttr.get(array, type=element, shape=np.shape(constant))
-        ConstantOp.build(sym_name=name, value=value, ip=ip)
+        dialect.ConstantOp.build(sym_name=name, value=value, ip=ip)
         entry[CONSTANT] = ir.FlatSymbolRefAttr.get(name)
-    set_argument_attrs(main, attrs)
+    dialect.set_argument_attrs(main, attrs)

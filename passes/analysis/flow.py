@@ -28,7 +28,6 @@ def source_side(
     """Returns the smallest set of nodes that a minimum cut leaves on the side of the sources.
 
     Args:
-      size: how many nodes there are.
       arcs: head, tail and capacity of each arc.
       sources: nodes on the one side.
       sinks: nodes on the other side.
@@ -47,7 +46,6 @@ def by_augmenting(size: int, arcs: np.ndarray, source: int, sink: int) -> list[i
     J. ACM 19(2), 1972.
 
     Args:
-      size: how many nodes there are.
       arcs: a row of head, tail and capacity for each arc.
       source: the node from which the flow comes.
       sink: the node to which it goes.

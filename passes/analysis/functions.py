@@ -7,16 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from pathways.dialect import (
-    LaunchOp,
-    argument_attrs,
-    inlined_func_call,
-    nested_ops,
-    only_computes,
-    referenced_symbols,
-    set_argument_attrs,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.fields import entries_of
 from pathways.dialect.attributes.names import ARGUMENT_INFO
 from pathways.dialect.operations.operation import attribute_of, is_public
@@ -51,7 +42,7 @@ def body_block(function: ir.OpView) -> ir.Block:
 
 def named_arguments(function: ir.OpView, arguments: Sequence[ir.Value]) -> str:
     """Returns the names of arguments for a message, of many the first ones."""
-    attrs = argument_attrs(function)
+    attrs = dialect.argument_attrs(function)
     infos = [attrs[argument.arg_number].get(ARGUMENT_INFO) for argument in arguments[:_MAX_NAMED]]
     names = [
         f"#{argument.arg_number}" if info is None else info.value
@@ -70,33 +61,33 @@ def add_arguments(
     function: ir.OpView, types: Sequence[ir.Type], attrs: Sequence[Mapping[str, ir.Attribute]]
 ) -> list[ir.Value]:
     """Appends arguments to a function; callers are the caller's business."""
-    all_attrs = [*argument_attrs(function), *map(dict, attrs)]
+    all_attrs = [*dialect.argument_attrs(function), *map(dict, attrs)]
     block, location = body_block(function), function.operation.location
     values = [block.add_argument(type_, location) for type_ in types]
     set_signature(function, [*function.type.inputs, *types], function.type.results)
-    set_argument_attrs(function, all_attrs)
+    dialect.set_argument_attrs(function, all_attrs)
     return values
 
 
-def launches_by_callee(main: ir.OpView) -> dict[str, list[LaunchOp]]:
+def launches_by_callee(main: ir.OpView) -> dict[str, list[dialect.LaunchOp]]:
     """Returns the launches of each computation, in program order."""
-    launches: dict[str, list[LaunchOp]] = {}
+    launches: dict[str, list[dialect.LaunchOp]] = {}
     for op in body_block(main).operations:
-        if isinstance(op, LaunchOp):
+        if isinstance(op, dialect.LaunchOp):
             launches.setdefault(op.callee, []).append(op)
     return launches
 
 
 def drop_arguments(
-    function: ir.OpView, launches: Sequence[LaunchOp], dropped: Collection[int]
-) -> list[LaunchOp]:
+    function: ir.OpView, launches: Sequence[dialect.LaunchOp], dropped: Collection[int]
+) -> list[dialect.LaunchOp]:
     """Drops arguments that nothing reads from a computation and all its launches; returns these anew."""
-    block, attrs = body_block(function), argument_attrs(function)
+    block, attrs = body_block(function), dialect.argument_attrs(function)
     kept = [n for n in range(len(attrs)) if n not in dropped]
     for n in sorted(dropped, reverse=True):
         block.erase_argument(n)
     set_signature(function, [a.type for a in block.arguments], function.type.results)
-    set_argument_attrs(function, [attrs[n] for n in kept])
+    dialect.set_argument_attrs(function, [attrs[n] for n in kept])
     renewed = []
     for launch in launches:
         new = launch.rebuilt([launch.operands[n] for n in kept])
@@ -112,7 +103,7 @@ def inlined(function: ir.OpView, operands: Sequence[ir.Value]) -> list[ir.Value]
       PassFailure: when the function is only declared.
     """
     body_block(function)
-    return list(inlined_func_call(function.operation, operands))
+    return list(dialect.inlined_func_call(function.operation, operands))
 
 
 def inline_call(call: ir.OpView, callee: ir.OpView) -> None:
@@ -124,7 +115,7 @@ def inline_call(call: ir.OpView, callee: ir.OpView) -> None:
 
 def referenced_functions(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> Iterator[ir.OpView]:
     """Yields the functions that an operation names: those it calls, and bodies of what it does."""
-    for name in referenced_symbols(op):
+    for name in dialect.referenced_symbols(op):
         function = symbols.get(name)
         if function is not None and function.operation.name == "func.func":
             yield function
@@ -132,7 +123,7 @@ def referenced_functions(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> Ite
 
 def erase_unused_functions(module: ir.Module) -> None:
     """Erases private functions that nothing refers to, directly or through others."""
-    functions = {n: op for n, op in symbol_table(module).items() if op.operation.name == "func.func"}
+    functions = {n: op for n, op in dialect.symbol_table(module).items() if op.operation.name == "func.func"}
     live: set[str] = set()
     seen: set[ir.Attribute] = set()
     pending = [n for n, op in functions.items() if is_public(op)]
@@ -141,10 +132,10 @@ def erase_unused_functions(module: ir.Module) -> None:
         if name in live:
             continue
         live.add(name)
-        for inner in nested_ops(functions[name]):
-            if only_computes(type(inner)):
+        for inner in dialect.nested_ops(functions[name]):
+            if dialect.only_computes(type(inner)):
                 continue
-            pending += [symbol for symbol in referenced_symbols(inner, seen) if symbol in functions]
+            pending += [symbol for symbol in dialect.referenced_symbols(inner, seen) if symbol in functions]
     for name, function in functions.items():
         if name not in live:
             function.operation.erase()
@@ -172,8 +163,8 @@ def merge_equal_functions(module: ir.Module) -> None:
         if op.attributes["sym_name"].value in replaced:
             op.operation.erase()
             continue
-        for inner in nested_ops(op):
-            if any(name in replaced for name in referenced_symbols(inner)):
+        for inner in dialect.nested_ops(op):
+            if any(name in replaced for name in dialect.referenced_symbols(inner)):
                 rename_references(inner, replaced)
 
 
@@ -202,7 +193,7 @@ def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:
 
 def drop_empty_constraints(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
     """Drops constraints on a mesh without axes, which JAX puts on typed PRNG keys to no effect."""
-    for op in list(nested_ops(function)):
+    for op in list(dialect.nested_ops(function)):
         if op.operation.name != "sdy.sharding_constraint":
             continue
         mesh = sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp, nested_ops, op_has
+from pathways.dialect import LaunchOp, Trait, nested_ops, op_has
 from pathways.dialect.attributes.fields import entries_of
 from pathways.dialect.attributes.names import (
     BUFFER_PLACEMENT,
@@ -16,7 +16,6 @@ from pathways.dialect.attributes.names import (
     PLACE_IN_MEMORY,
 )
 from pathways.dialect.operations.operation import attribute_of
-from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.program_view import ProgramView
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import fail

@@ -74,11 +74,6 @@ class Times:
         stages = [stage for stage, _ in halves]
         return dataclasses.replace(self, whole=frozenset(s for s in stages if stages.count(s) == 1))
 
-    @property
-    def has_entries(self) -> bool:
-        """Whether any time is stated."""
-        return bool(self.kinds or self.stages or self.computations or self.launches)
-
     def of(self, launch: Timed) -> float:
         """Returns the duration of a launch.
 

@@ -9,20 +9,7 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from pathways.dialect import (
-    MirrorOp,
-    RecvOp,
-    ReleaseOp,
-    SendOp,
-    TransferOp,
-    make_slices,
-    op_has,
-    ops_named,
-    read_slices,
-    set_argument_attrs,
-    set_result_attrs,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.fields import NATURAL
 from pathways.dialect.attributes.names import CONSTANT, DONATED, HOST, NUMBER, REPLACED_BY, SLICE
 from pathways.dialect.operations.traits import Trait
@@ -102,12 +89,12 @@ class SplitHosts(Pass):
 def make_room(module: ir.Module, ahead: int) -> None:
     """Sets room for so many steps at once in a program that was split with room for one."""
     hosts = read_hosts(module)
-    crossing = {op.channel for host in hosts for op in host.ops if op_has(op, Trait.SENDS)}
-    for op in ops_named(module, ["pw.channel"]):
+    crossing = {op.channel for host in hosts for op in host.ops if dialect.op_has(op, Trait.SENDS)}
+    for op in dialect.ops_named(module, ["pw.channel"]):
         if op.sym_name in crossing:
             op.capacity *= ahead
     peaks = peak_bytes(hosts, ahead)
-    for op in ops_named(module, ["pw.slice"]):
+    for op in dialect.ops_named(module, ["pw.slice"]):
         op.peak_bytes = peaks.get(op.sym_name, 0)
 
 
@@ -130,11 +117,11 @@ class _Split:
 
 
 def _read(program: ProgramView) -> _Split:
-    hosts = {op.sym_name: op.host for op in ops_named(program.module, ["pw.slice"])}
+    hosts = {op.sym_name: op.host for op in dialect.ops_named(program.module, ["pw.slice"])}
     transfers = [
         op
         for op in program.ops
-        if op_has(op, Trait.TRANSFERS) and hosts[program.symbols[op.channel].src] != hosts[op.slice]
+        if dialect.op_has(op, Trait.TRANSFERS) and hosts[program.symbols[op.channel].src] != hosts[op.slice]
     ]
     lost = {value for _, value in lost_values(program)}
     arguments = body_block(program.main).arguments
@@ -162,11 +149,7 @@ def _set_capacities(program: ProgramView, split: _Split) -> None:
 
 
 class _HostFunction:
-    """Writer of the function of one host.
-
-    Args:
-      split: the values that go between hosts.
-    """
+    """Writer of the function of one host."""
 
     def __init__(self, program: ProgramView, split: _Split, host: int) -> None:
         self.program = program
@@ -191,7 +174,7 @@ class _HostFunction:
             return
         main = self.program.main
         block_arguments = body_block(main).arguments
-        name = unique_name(f"host_{self.host}", symbol_table(self.program.module))
+        name = unique_name(f"host_{self.host}", dialect.symbol_table(self.program.module))
         types = [block_arguments[n].type for n in arguments], [value.type for _, value in returned]
         location = main.operation.location
         with ir.InsertionPoint(main), location:
@@ -205,26 +188,28 @@ class _HostFunction:
             self.copy(op)
         location = self.program.terminator.operation.location
         if self.kept:
-            ReleaseOp.build(self.kept, loc=location, ip=self.ip)
+            dialect.ReleaseOp.build(self.kept, loc=location, ip=self.ip)
         func.ReturnOp([self.values[value] for _, value in returned], loc=location, ip=self.ip)
         numbers = self.split.numbers
-        set_argument_attrs(function, [self.port(self.program.arguments[n], numbers[n]) for n in arguments])
-        set_result_attrs(function, [self.port(self.program.results[n], n) for n, _ in returned])
+        dialect.set_argument_attrs(
+            function, [self.port(self.program.arguments[n], numbers[n]) for n in arguments]
+        )
+        dialect.set_result_attrs(function, [self.port(self.program.results[n], n) for n, _ in returned])
 
     def here(self, attrs: Attributes) -> list[str]:
         """Returns the slices of an argument or a result that are on the host."""
-        return [name for name in read_slices(attrs[SLICE]) if self.split.hosts[name] == self.host]
+        return [name for name in dialect.read_slices(attrs[SLICE]) if self.split.hosts[name] == self.host]
 
     def port(self, attrs: Attributes, number: int) -> dict[str, ir.Attribute]:
         """Returns the attributes of an argument or a result on the host."""
         kept = {name: value for name, value in attrs.items() if name != REPLACED_BY}
-        return {**kept, SLICE: make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
+        return {**kept, SLICE: dialect.make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
 
     def arguments(self, returned: Sequence[ir.Value]) -> list[int]:
         """Returns the numbers of the host's arguments: those that it reads or must release."""
         read = {part for value in returned for part in parts_of(value)}
         for op in self.program.ops:
-            if op_has(op, Trait.ORDERED) and self.source(op) == self.host:
+            if dialect.op_has(op, Trait.ORDERED) and self.source(op) == self.host:
                 read.update(part for value in op.operands for part in parts_of(value))
         return [
             number
@@ -237,12 +222,12 @@ class _HostFunction:
 
     def source(self, op: ir.OpView) -> int:
         """Returns the host on which an operation reads its operands."""
-        slice = self.program.symbols[op.channel].src if op_has(op, Trait.TRANSFERS) else op.slice
+        slice = self.program.symbols[op.channel].src if dialect.op_has(op, Trait.TRANSFERS) else op.slice
         return self.split.hosts[slice]
 
     def takes_part(self, op: ir.OpView) -> bool:
         """Returns whether the host does something for an operation."""
-        if op_has(op, Trait.ORDERED):
+        if dialect.op_has(op, Trait.ORDERED):
             return self.host in (self.source(op), self.split.hosts[op.slice])
         # Values that are joined or released here were computed here.
         return any(
@@ -253,11 +238,11 @@ class _HostFunction:
 
     def copy(self, op: ir.OpView) -> None:
         """Writes what the host does for an operation."""
-        if op_has(op, Trait.ALIASES):
+        if dialect.op_has(op, Trait.ALIASES):
             self.join(op)
-        elif op_has(op, Trait.RELEASES):
+        elif dialect.op_has(op, Trait.RELEASES):
             self.release(op)
-        elif not op_has(op, Trait.TRANSFERS) or op.results[0] not in self.split.indices:
+        elif not dialect.op_has(op, Trait.TRANSFERS) or op.results[0] not in self.split.indices:
             copy = op.rebuilt(self.operands(op), order=self.next_order(), ip=self.ip)
             self.values.update(zip(op.results, copy.results, strict=True))
         elif self.source(op) == self.host:
@@ -272,7 +257,7 @@ class _HostFunction:
         self.position += 1
         return self.position - 1
 
-    def join(self, mirror: MirrorOp) -> None:
+    def join(self, mirror: dialect.MirrorOp) -> None:
         """Copies a mirror; what is alone on the host is no mirrored value there."""
         copies = [self.values[value] for value in mirror.operands if value in self.values]
         if len(copies) > 1:
@@ -280,7 +265,7 @@ class _HostFunction:
         elif copies:
             self.values[mirror.results[0]] = copies[0]
 
-    def release(self, release: ReleaseOp) -> None:
+    def release(self, release: dialect.ReleaseOp) -> None:
         """Releases values on the host; those that were sent last to the end."""
         now: list[ir.Value] = []
         for value in release.operands:
@@ -290,9 +275,9 @@ class _HostFunction:
         if now:
             release.rebuilt(now, ip=self.ip)
 
-    def send(self, transfer: TransferOp) -> None:
+    def send(self, transfer: dialect.TransferOp) -> None:
         parts = {part for value in transfer.operands for part in parts_of(value)}
-        SendOp.build(
+        dialect.SendOp.build(
             self.operands(transfer),
             slice=self.program.symbols[transfer.channel].src,
             channel=transfer.channel,
@@ -306,8 +291,8 @@ class _HostFunction:
             ip=self.ip,
         )
 
-    def receive(self, transfer: TransferOp) -> None:
-        received = RecvOp.build(
+    def receive(self, transfer: dialect.TransferOp) -> None:
+        received = dialect.RecvOp.build(
             result_types=[result.type for result in transfer.results],
             slice=transfer.slice,
             channel=transfer.channel,

@@ -19,7 +19,6 @@ def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int)
     A computation that is called as well, such as inside of a branch, keeps its constants.
 
     Args:
-      launches: all launches of `@main`.
       limit: the bytes of the largest constant that stays where it is.
     """
     main, symbols = main_function(module), symbol_table(module)

@@ -25,7 +25,6 @@ def open_regions(traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
     """Opens what JAX repeats or does on a condition over several slices, outer loops and branches first.
 
     Args:
-      traced: the program.
       chunk: the iterations in a chunk of a loop whose end depends on values.
     """
     mover = _RegionMover(traced, inliner, chunk)

@@ -94,7 +94,6 @@ class _Forward:
     """A forward call and its level.
 
     Attributes:
-      level: where it is.
       reads: the positions of the forward calls whose results it reads, directly or through other code.
     """
 
@@ -115,7 +114,6 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
     before and after its gradients, and cannot have one number.
 
     Args:
-      main: the function that launches.
       placed: all its launches, in order.
       loops: the loops over microbatches.
     """

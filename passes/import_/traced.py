@@ -23,7 +23,6 @@ class TracedProgram:
     """A program that is being imported.
 
     Attributes:
-      main: its `@main`.
       symbols: its symbols; those who add or rename some keep it up to date.
     """
 

@@ -55,7 +55,6 @@ def parse_pipeline(text: str, context: ir.Context | None = None) -> list[Item]:
     """Reads a pipeline: a list of passes, bare or inside `builtin.module(...)`.
 
     Args:
-      text: the pipeline.
       context: where to look up MLIR's own passes; a new one when left out.
 
     Raises:
@@ -250,11 +249,7 @@ class _PipelineParser:
 
 
 def _convert(field: dataclasses.Field[Any], text: str | None) -> Any:
-    """Returns the value of an option; its kind is that of its default.
-
-    Raises:
-      ValueError: the value is of another kind; the message names the kind.
-    """
+    """Returns the value of an option, of the kind of its default; a ValueError names that kind."""
     match field.default:
         case bool():
             choices = {None: True, "true": True, "1": True, "false": False, "0": False}

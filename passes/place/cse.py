@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import PwOp, op_has, symbol_table
+from pathways.dialect import PwOp, Trait, op_has, symbol_table
 from pathways.dialect.operations.operation import attributes_of
-from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import OUTLINED, PLACED, SHARDED, UNROLLED
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import computation_has_effect, replace

@@ -7,18 +7,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    CarryOp,
-    LaunchOp,
-    NextOp,
-    argument_attrs,
-    op_has,
-    ops_named,
-    result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.names import CONSTANT
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import OUTLINED, PLACED, SHARDED, UNROLLED
@@ -61,12 +50,12 @@ class Dce(Pass):
         main = main_function(module)
         pruner = _Pruner(module)
         for op in reversed(list(body_block(main).operations)):
-            if op_has(op, Trait.EXECUTES):
+            if dialect.op_has(op, Trait.EXECUTES):
                 pruner.prune(op)
             elif not any(True for r in op.results for _ in r.uses):
-                if op_has(op, Trait.PURE) or isinstance(op, CarryOp):
+                if dialect.op_has(op, Trait.PURE) or isinstance(op, dialect.CarryOp):
                     op.operation.erase()
-                elif isinstance(op, NextOp) and sum(1 for _ in op.operands[0].uses) == 1:
+                elif isinstance(op, dialect.NextOp) and sum(1 for _ in op.operands[0].uses) == 1:
                     # Nothing else reads the carried value; its carry, earlier in the block, is next.
                     op.operation.erase()
         _drop_unused_constants(module, main)
@@ -75,12 +64,12 @@ class Dce(Pass):
 
 class _Pruner:
     def __init__(self, module: ir.Module) -> None:
-        self.symbols = symbol_table(module)
+        self.symbols = dialect.symbol_table(module)
         self.computations = Computations(module, self.symbols)
         self.effects: dict[str, bool] = {}
         self.variants: dict[tuple[str, tuple[bool, ...]], tuple[str, list[int]]] = {}
 
-    def prune(self, launch: LaunchOp) -> None:
+    def prune(self, launch: dialect.LaunchOp) -> None:
         used = tuple(any(True for _ in r.uses) for r in launch.results)
         callee = launch.callee
         if not any(used) and not computation_has_effect(callee, self.symbols, self.effects):
@@ -112,7 +101,10 @@ class _Pruner:
         """Removes results, then operations and arguments without use; returns the arguments kept."""
         block = body_block(function)
         *operations, terminator = block.operations
-        all_argument_attrs, all_result_attrs = argument_attrs(function), result_attrs(function)
+        all_argument_attrs, all_result_attrs = (
+            dialect.argument_attrs(function),
+            dialect.result_attrs(function),
+        )
         returned = [v for v, keep in zip(terminator.operands, used, strict=True) if keep]
         with ir.InsertionPoint(terminator), terminator.operation.location:
             ir.Operation.create("func.return", operands=returned)
@@ -128,22 +120,24 @@ class _Pruner:
             if n not in kept:
                 block.erase_argument(n)
         set_signature(function, [a.type for a in block.arguments], [v.type for v in returned])
-        set_argument_attrs(function, [all_argument_attrs[n] for n in kept])
-        set_result_attrs(function, [a for a, keep in zip(all_result_attrs, used, strict=True) if keep])
+        dialect.set_argument_attrs(function, [all_argument_attrs[n] for n in kept])
+        dialect.set_result_attrs(
+            function, [a for a, keep in zip(all_result_attrs, used, strict=True) if keep]
+        )
         return kept
 
 
 def _drop_unused_constants(module: ir.Module, main: ir.OpView) -> None:
     """Erases hidden arguments without use, and the constants that no argument receives any more."""
     block = body_block(main)
-    attrs = argument_attrs(main)
+    attrs = dialect.argument_attrs(main)
     for n in reversed(range(len(attrs))):
         if CONSTANT in attrs[n] and not any(True for _ in block.arguments[n].uses):
             block.erase_argument(n)
             del attrs[n]
     set_signature(main, [a.type for a in block.arguments], main.type.results)
-    set_argument_attrs(main, attrs)
+    dialect.set_argument_attrs(main, attrs)
     live = {a[CONSTANT].value for a in attrs if CONSTANT in a}
-    for op in ops_named(module, ["pw.constant"]):
+    for op in dialect.ops_named(module, ["pw.constant"]):
         if op.sym_name not in live:
             op.operation.erase()

@@ -253,7 +253,6 @@ def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> di
     """Returns the group of each operation that is of one: as late as it can be.
 
     Args:
-      block: all operations.
       members: those that matter.
       touched: those between the first and the last of these, in order.
     """
@@ -294,7 +293,6 @@ class _GroupWriter:
     """Writer of one group as one operation.
 
     Args:
-      block: all operations.
       members: the operations that depend on the condition.
       condition: the operation that computes it.
       group: the operations of the group, in order.

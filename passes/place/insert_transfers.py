@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import Slices, TransferOp, loop_of, op_has, result_slices, symbol_table
-from pathways.dialect.operations.traits import Trait
+from pathways.dialect import Slices, Trait, TransferOp, loop_of, op_has, result_slices, symbol_table
 from pathways.dialect.relations.program_view import read_function
 from pathways.dialect.verification.forms import OUTLINED, PLACED
 from pathways.passes.manager.base import Pass, main_function

@@ -7,16 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    IndexOp,
-    PwOp,
-    UntilOp,
-    loop_of_op,
-    op_has,
-    result_slices,
-    slices_of_op,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.names import MIRRORED
 from pathways.dialect.operations.traits import Trait
 from pathways.passes.analysis.functions import body_block
@@ -32,7 +23,6 @@ class Instance:
     """An operation on one slice. A mirrored one has an instance on each of its slices.
 
     Attributes:
-      op: the operation.
       position: where it is in `@main`, from 0.
       slice: where it runs.
       loop: the loop whose microbatches it works on.
@@ -72,7 +62,7 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
     """Reads the graph of `@main`, all placed; refuses a result that is not made where it is returned."""
     main = main_function(module)
     operations = list(body_block(main).operations)
-    symbols, effects = symbol_table(module), dict[str, bool]()
+    symbols, effects = dialect.symbol_table(module), dict[str, bool]()
     readers: dict[Instance, list[Instance]] = {}
     makers: dict[ir.Value, dict[str, Instance]] = {}
 
@@ -81,14 +71,14 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
         return None if copies is None else copies.get(place, next(iter(copies.values())))
 
     for position, op in enumerate(operations[:-1]):
-        if isinstance(op, IndexOp):
+        if isinstance(op, dialect.IndexOp):
             # Available on every slice, as are arguments that live there.
             continue
-        stands_alone, reads, loop = isinstance(op, PwOp), captured(op), loop_of_op(op)
+        stands_alone, reads, loop = isinstance(op, dialect.PwOp), captured(op), dialect.loop_of_op(op)
         mirrored = MIRRORED in op.attributes
-        has_effect = isinstance(op, UntilOp) or has_side_effect(op, symbols, effects)
+        has_effect = isinstance(op, dialect.UntilOp) or has_side_effect(op, symbols, effects)
         # An operation for its effect alone, without operands, may be on several slices too.
-        places = slices_of_op(op) or ()
+        places = dialect.slices_of_op(op) or ()
         copies = {
             place: Instance(
                 op,
@@ -115,7 +105,9 @@ def _results(
     main: ir.OpView, terminator: ir.OpView, makers: dict[ir.Value, dict[str, Instance]]
 ) -> list[tuple[ir.Value, dict[str, Instance]]]:
     results = []
-    for number, (value, slices) in enumerate(zip(terminator.operands, result_slices(main), strict=True)):
+    for number, (value, slices) in enumerate(
+        zip(terminator.operands, dialect.result_slices(main), strict=True)
+    ):
         copies = makers.get(value, {})
         for place in slices or ():
             if copies and place not in copies:
@@ -142,7 +134,7 @@ def wait_sets(graph: InstanceGraph) -> dict[Instance, int]:
         if instance.stands_alone:
             # The microbatches of a loop begin together, and end together.
             op = instance.op
-            events.append(instance if op_has(op, Trait.EXECUTES) else (op.operation.name, op.loop))
+            events.append(instance if dialect.op_has(op, Trait.EXECUTES) else (op.operation.name, op.loop))
         for event in events:
             mask |= bits.setdefault(event, 1 << len(bits))
         waits[instance] = mask

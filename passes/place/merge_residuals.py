@@ -8,14 +8,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    LaunchOp,
-    argument_attrs,
-    nested_ops,
-    only_computes,
-    referenced_symbols,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.operations.operation import attributes_of
 from pathways.dialect.verification.forms import OUTLINED
 from pathways.passes.analysis.functions import body_block, drop_arguments, inline_call, launches_by_callee
@@ -55,14 +48,14 @@ class MergeResiduals(Pass):
     input_forms = (OUTLINED,)
 
     def run(self, module: ir.Module) -> None:
-        symbols = symbol_table(module)
+        symbols = dialect.symbol_table(module)
         launches = launches_by_callee(main_function(module))
         called = {
             name
             for function in module.body.operations
-            for op in nested_ops(function)
-            if not only_computes(type(op)) and not isinstance(op, LaunchOp)
-            for name in referenced_symbols(op)
+            for op in dialect.nested_ops(function)
+            if not dialect.only_computes(type(op)) and not isinstance(op, dialect.LaunchOp)
+            for name in dialect.referenced_symbols(op)
         }
         effects: dict[str, bool] = {}
         # In program order: arguments that became one may make results equal.
@@ -75,10 +68,10 @@ class MergeResiduals(Pass):
             _merge_results(function, group, symbols, effects)
 
 
-def _merge_arguments(function: ir.OpView, launches: list[LaunchOp]) -> list[LaunchOp]:
+def _merge_arguments(function: ir.OpView, launches: list[dialect.LaunchOp]) -> list[dialect.LaunchOp]:
     """Takes from a computation the arguments that are another one in all its launches; returns these anew."""
     first: dict[object, int] = {}
-    attrs = argument_attrs(function)
+    attrs = dialect.argument_attrs(function)
     columns = zip(*(list(launch.operands) for launch in launches), strict=True)
     # Arguments with other attributes, such as another sharding, cannot take each other's place.
     same = [first.setdefault((column, frozenset(attrs[n].items())), n) for n, column in enumerate(columns)]
@@ -93,7 +86,7 @@ def _merge_arguments(function: ir.OpView, launches: list[LaunchOp]) -> list[Laun
 
 def _merge_results(
     function: ir.OpView,
-    launches: Sequence[LaunchOp],
+    launches: Sequence[dialect.LaunchOp],
     symbols: Mapping[str, ir.OpView],
     effects: dict[str, bool],
 ) -> None:
@@ -102,7 +95,7 @@ def _merge_results(
         n
         for launch in launches
         for n, result in enumerate(launch.results)
-        if any(isinstance(use.owner, LaunchOp) for use in result.uses)
+        if any(isinstance(use.owner, dialect.LaunchOp) for use in result.uses)
     }
     if len(handed) < 2:
         return
@@ -115,7 +108,7 @@ def _merge_results(
             continue
         for launch in launches:
             for use in list(launch.results[n].uses):
-                if isinstance(use.owner, LaunchOp):
+                if isinstance(use.owner, dialect.LaunchOp):
                     use.owner.operands[use.operand_number] = launch.results[kept]
 
 

@@ -100,24 +100,17 @@ class _Unit:
         """Returns its work in order: members and outputs, each after the mirrored work that it reads."""
         if self.stands_alone:
             return self.members
-        return list(depth_first([*reversed(self.members), *self.outputs.values()], _mirrored_sources))
+        roots = [*reversed(self.members), *self.outputs.values()]
+        return list(depth_first(roots, lambda of: [s for s in of.sources.values() if s and s.mirrored]))
 
     def inputs(self, contents: Sequence[Instance]) -> Sources:
-        """Returns the values that it reads and does not make, each with its source; None for an argument.
-
-        Args:
-          contents: all that it does.
-        """
+        """Returns the values that it reads and does not make, each with its source; None for an argument."""
         if self.stands_alone:
             return self.members[0].sources
         # Members first: arguments do not move when work is repeated.
         in_order = sorted(contents, key=lambda instance: (instance.mirrored, instance.position))
         own = {result for instance in in_order for result in instance.op.results}
         return {v: source for i in in_order for v, source in i.sources.items() if v not in own}
-
-
-def _mirrored_sources(instance: Instance) -> list[Instance]:
-    return [source for source in instance.sources.values() if source is not None and source.mirrored]
 
 
 def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance, _Unit]:

@@ -258,7 +258,6 @@ def _close(module: ir.Module, main: ir.OpView, meshes: Meshes, stated: Collectio
     """Closes every sharding at a boundary, and writes the ones that nothing decided.
 
     Args:
-      main: its program.
       meshes: of its slices.
       stated: the arguments of the program whose sharding the user states.
     """

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    CarryOp,
-    LaunchOp,
-    MirrorOp,
-    NextOp,
-    Slices,
-    argument_attrs,
-    argument_slices,
-    loop_of,
-    op_has,
-    result_attrs,
-    result_slices,
-    slices_of,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.meshes import Sharding
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.shardings import make_sharding, read_sharding
@@ -33,14 +20,14 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
     layouts = Layouts(module)
     computations = Computations(module, layouts.symbols)
     resharded: dict[tuple[ir.Value, str, Sharding], ir.Value] = {}
-    slices = argument_slices(main)
-    wanted_results = list(zip(result_attrs(main), result_slices(main), strict=True))
+    slices = dialect.argument_slices(main)
+    wanted_results = list(zip(dialect.result_attrs(main), dialect.result_slices(main), strict=True))
     for op in list(body_block(main).operations):
-        wanted: list[tuple[dict[str, ir.Attribute], Slices | None]]
-        if isinstance(op, LaunchOp):
-            wanted = [(attrs, (op.slice,)) for attrs in argument_attrs(layouts.symbols[op.callee])]
-        elif isinstance(op, (CarryOp, NextOp)):
-            carried = op.carry.sharding if isinstance(op, NextOp) else op.sharding
+        wanted: list[tuple[dict[str, ir.Attribute], dialect.Slices | None]]
+        if isinstance(op, dialect.LaunchOp):
+            wanted = [(attrs, (op.slice,)) for attrs in dialect.argument_attrs(layouts.symbols[op.callee])]
+        elif isinstance(op, (dialect.CarryOp, dialect.NextOp)):
+            carried = op.carry.sharding if isinstance(op, dialect.NextOp) else op.sharding
             attrs = {} if carried is None else {SHARDING: carried}
             wanted = [(attrs, (op.slice,)) for _ in op.operands]
         elif op.operation.name == "func.return":
@@ -50,7 +37,7 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
             # `pw-unroll-microbatches` launch what they need.
             continue
         for number, (value, (attrs, places)) in enumerate(zip(list(op.operands), wanted, strict=True)):
-            home = slices_of(value, slices) or ()
+            home = dialect.slices_of(value, slices) or ()
             read_on = [place for place in places or home if place in home]
             if SHARDING not in attrs:
                 continue
@@ -69,7 +56,7 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
 def _mirror(reader: ir.OpView, copies: list[ir.Value]) -> ir.Value:
     """Returns a value of its copies, one for each slice that the reader wants it on."""
     ip = ir.InsertionPoint(reader)
-    return MirrorOp.build(copies, [copies[0].type], loc=reader.location, ip=ip).results[0]
+    return dialect.MirrorOp.build(copies, [copies[0].type], loc=reader.location, ip=ip).results[0]
 
 
 def _reshard(
@@ -84,14 +71,14 @@ def _reshard(
     location = reader.operation.location if isinstance(value, ir.BlockArgument) else value.owner.location
     mesh = layouts.meshes[place].symbol
     source, wanted = make_sharding(mesh, layouts.of(value, place)), make_sharding(mesh, target)
-    launch = LaunchOp.build(
+    launch = dialect.LaunchOp.build(
         [_copy_on(place, value)],
         [value.type],
         callee=computations.make(
             "reshard", [value.type], list, location, arguments=[source], results=[wanted]
         ),
         slice=place,
-        loop=loop_of(value),
+        loop=dialect.loop_of(value),
         loc=location,
         ip=ir.InsertionPoint(reader),
     )
@@ -101,9 +88,9 @@ def _reshard(
 
 def _copy_on(place: str, value: ir.Value) -> ir.Value:
     """Returns the copy of a joined value on a slice: the others are none of its business."""
-    if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.ALIASES):
+    if isinstance(value, ir.BlockArgument) or not dialect.op_has(value.owner.opview, Trait.ALIASES):
         return value
-    return next(copy for copy in value.owner.operands if place in (slices_of(copy) or ()))
+    return next(copy for copy in value.owner.operands if place in (dialect.slices_of(copy) or ()))
 
 
 def _show(attribute: ir.Attribute) -> str:

@@ -93,7 +93,6 @@ class Line:
 
     Attributes:
       label: a description of the line.
-      reads: the slots that it reads.
       places: the names of the variables of these slots.
       step: the launch, the send, the receive, or the first of the transfers; None for lines after all steps.
     """

@@ -32,7 +32,6 @@ def explain(
     """Adds the failed step of the program to an error, or raises an error that is more specific.
 
     Args:
-      plan: the program.
       arguments: the slot and the name of each array that it was called with.
       lines: the lines of the generated function.
     """

@@ -116,11 +116,6 @@ class Executable:
 _loaded: weakref.WeakSet[Executable] = weakref.WeakSet()
 
 
-def loaded_programs() -> list[Executable]:
-    """Returns all programs that are loaded in this process."""
-    return list(_loaded)
-
-
 def host_status(pid: int) -> HostStatus:
     """Returns the status of this process. Its arrays are all live arrays of JAX on devices of the cluster."""
     current = cluster()
@@ -138,7 +133,7 @@ def host_status(pid: int) -> HostStatus:
         len(current.devices),
         len(arrays),
         sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards),
-        tuple(sorted(executable.plan.name for executable in loaded_programs())),
+        tuple(sorted(executable.plan.name for executable in list(_loaded))),
     )
 
 

@@ -104,7 +104,6 @@ def analyze(plan: Plan, stats: Mapping[tuple[str, str], Any]) -> MemoryAnalysis:
     """Returns the memory that one call of a program uses.
 
     Args:
-      plan: the program.
       stats: the result of `load.stats_of` for its computations. Temporaries and code of others count as zero.
     """
     names = list(plan.slices)
@@ -158,9 +157,6 @@ def analyze_sub_programs(
 
     While a sub-program runs, values of others are live, too: arguments that the caller keeps, results that
     later calls read, and the arrays that other sub-programs close over.
-
-    Args:
-      analyses: the memory that one call of each sub-program uses.
     """
     prefixes = ["", "host_"] if any(plan.slot_kinds for plan in plans.values()) else [""]
     of_memories = {prefix: _of_calls(calls, plans, analyses, prefix) for prefix in prefixes}
@@ -251,7 +247,6 @@ def check_fits(
     memory of its machine. Other devices that do not report their memory are not checked.
 
     Args:
-      plan: the program.
       bindings: the devices of its slices.
       stats: XLA's analysis of its computations; None before they are compiled, when temporaries do not count
         yet.
@@ -278,11 +273,7 @@ def check_fits(
 
 
 def _check_machine(plan: Plan, stats: Stats | None, counts: Mapping[str, int]) -> None:
-    """Checks that all CPU devices of this process together need no more memory than its machine has.
-
-    Raises:
-      ResourceError: they need more.
-    """
+    """Checks that all CPU devices of this process fit into the memory of its machine (ResourceError)."""
     limit, owner = machine_memory()
     # Most programs are far below the limit.
     if _bytes_of_all_slots(plan, stats or {}, counts) <= limit:
@@ -368,7 +359,6 @@ def _peaks(
     """Returns the maximum of live bytes on a device, for each group of slices that share it.
 
     Args:
-      plan: the program.
       stats: XLA's analysis of computations on slices, for the temporaries of their launches.
       groups: names of slices.
       on_host: whether to count memory of the host instead of the default memory.

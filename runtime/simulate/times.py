@@ -95,7 +95,6 @@ def stated_times(unit: str | None, plan: Plan) -> tuple[ReplayTimes, str] | None
     Args:
       unit: `flops` for the operations of placed calls, `units` for one unit for each call; None for the times
         that the program was scheduled with, or one unit for each call if it was scheduled without.
-      plan: the program.
 
     Raises:
       TimesError: the program does not state the operations of its calls.

@@ -75,7 +75,6 @@ class TraceFile:
         """Writes one step.
 
         Args:
-          timeline: the step.
           at: the time of its start, in the unit of the timeline.
         """
         self._write(self._events(timeline, at))
@@ -359,11 +358,7 @@ class _TraceReader:
         self._processes: dict[int, str] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Reads the next event.
-
-        Raises:
-          ValueError: it is damaged.
-        """
+        """Reads the next event; raises ValueError if it is damaged."""
         name, phase = event.get("name"), event.get("ph")
         if (name, phase) == ("process_name", "M"):
             process = read_record(event, _ProcessEvent)
@@ -390,21 +385,13 @@ class _RecordedStep:
         self.memory: dict[str, list[tuple[float, int]]] = {name: [] for name in about.slices}
 
     def add_counter(self, event: _CounterEvent, slice: str | None) -> None:
-        """Adds live bytes of a slice; None for a process without a name.
-
-        Raises:
-          ValueError: the slice is none of the step.
-        """
+        """Adds live bytes of a slice of the step (ValueError for others); None for an unknown process."""
         if slice not in self.memory:
             raise ValueError(f"pid = {event.pid}: expected the process of a slice of its step")
         self.memory[slice].append((self.time(event.ts), event.args.bytes))
 
     def add_work(self, event: _WorkEvent) -> None:
-        """Adds a launch or a transfer.
-
-        Raises:
-          ValueError: it is on a slice, or waits for an event, that its step does not have.
-        """
+        """Adds a launch or a transfer; ValueError: its step lacks its slice or an event that it reads."""
         work = event.args
         for field, slice in (("slice", work.slice), ("dst", work.dst)):
             if slice is not None and slice not in self.memory:

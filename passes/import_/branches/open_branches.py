@@ -22,7 +22,6 @@ def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
     operation names its branch; selections and inner conditions belong to the branch around.
 
     Args:
-      op: the operation.
       taken: the names of conditions so far; new ones are added.
 
     Returns:

@@ -12,15 +12,8 @@ from pathways.dialect.attributes.meshes import Mesh, Sharding
 from pathways.dialect.attributes.names import DEVICE_IDS, MAIN, SHARDING
 from pathways.dialect.attributes.shardings import is_sharding, read_sharding
 from pathways.passes.analysis.functions import body_block, unique_name
+from pathways.passes.import_.mpmd import ifrt_arrays
 from pathways.passes.import_.mpmd.atom_programs import function_of, meshes_in
-from pathways.passes.import_.mpmd.ifrt_arrays import (
-    DeviceIds,
-    IfrtArray,
-    ShardingParam,
-    mesh_for,
-    read_array,
-    read_devices,
-)
 from pathways.passes.import_.mpmd.mesh_tensors import NotMpmdError
 from pathways.passes.import_.mpmd.refusals import refuse_type
 from pathways.passes.import_.mpmd.slices import symbol_of
@@ -35,9 +28,9 @@ class ArrayTypes:
     """Reader of the types of a program, each once."""
 
     def __init__(self) -> None:
-        self._read: dict[ir.Type, IfrtArray] = {}
+        self._read: dict[ir.Type, ifrt_arrays.IfrtArray] = {}
 
-    def of(self, op: ir.OpView, what: str, type_: ir.Type) -> IfrtArray:
+    def of(self, op: ir.OpView, what: str, type_: ir.Type) -> ifrt_arrays.IfrtArray:
         """Reads the type of a value.
 
         Args:
@@ -49,7 +42,7 @@ class ArrayTypes:
         """
         if type_ not in self._read:
             try:
-                array = read_array(type_)
+                array = ifrt_arrays.read_array(type_)
             except (NotMpmdError, ValueError, ir.MLIRError) as error:
                 fail(op, f"{what} {error}")
             if array is None:
@@ -57,18 +50,18 @@ class ArrayTypes:
             self._read[type_] = array
         return self._read[type_]
 
-    def of_operands(self, op: ir.OpView) -> list[IfrtArray]:
+    def of_operands(self, op: ir.OpView) -> list[ifrt_arrays.IfrtArray]:
         """Reads the types of all operands that are arrays."""
         types = [value.type for value in op.operands]
         return [self.of(op, f"operand #{n}", type_) for n, type_ in enumerate(types) if str(type_) != CONTROL]
 
-    def of_results(self, op: ir.OpView) -> list[IfrtArray]:
+    def of_results(self, op: ir.OpView) -> list[ifrt_arrays.IfrtArray]:
         """Reads the types of all results that are arrays."""
         types = [value.type for value in op.results]
         return [self.of(op, f"result #{n}", type_) for n, type_ in enumerate(types) if str(type_) != CONTROL]
 
 
-def device_lists(function: ir.OpView) -> tuple[DeviceIds, ...]:
+def device_lists(function: ir.OpView) -> tuple[ifrt_arrays.DeviceIds, ...]:
     """Returns the lists of devices of a program, in the order in which its slices are declared.
 
     The devices are those that the program was compiled for, or its own numbers where it states none.
@@ -97,11 +90,11 @@ def physical_ids(function: ir.OpView) -> list[int] | None:
     return list(attribute)
 
 
-def _numbered_lists(function: ir.OpView, types: ArrayTypes) -> dict[DeviceIds, None]:
+def _numbered_lists(function: ir.OpView, types: ArrayTypes) -> dict[ifrt_arrays.DeviceIds, None]:
     ids = physical_ids(function)
-    lists: dict[DeviceIds, None] = {}
+    lists: dict[ifrt_arrays.DeviceIds, None] = {}
 
-    def add(op: ir.OpView, arrays: Iterable[IfrtArray]) -> None:
+    def add(op: ir.OpView, arrays: Iterable[ifrt_arrays.IfrtArray]) -> None:
         for array in arrays:
             if array.devices in lists:
                 continue
@@ -127,7 +120,6 @@ class SliceMeshes:
     """Meshes of the lists of devices of a program.
 
     Args:
-      function: the program.
       types: reads its types.
     """
 
@@ -137,26 +129,28 @@ class SliceMeshes:
         self._function = function
         self._types = types
         self._lists = _numbered_lists(function, types)
-        self._calls: dict[DeviceIds, list[ir.OpView]] = {devices: [] for devices in self._lists}
-        self._shardings: dict[DeviceIds, set[ShardingParam]] = {devices: set() for devices in self._lists}
+        self._calls: dict[ifrt_arrays.DeviceIds, list[ir.OpView]] = {devices: [] for devices in self._lists}
+        self._shardings: dict[ifrt_arrays.DeviceIds, set[ifrt_arrays.ShardingParam]] = {
+            devices: set() for devices in self._lists
+        }
         for op in body_block(function).operations:
             if op.operation.name == CALL:
-                self._calls.setdefault(read_devices(op.attributes["devices"]), []).append(op)
+                self._calls.setdefault(ifrt_arrays.read_devices(op.attributes["devices"]), []).append(op)
             self._add(types.of_results(op))
         self._add([types.of(function, "argument", type_) for type_ in function.type.inputs])
 
-    def _add(self, arrays: Iterable[IfrtArray]) -> None:
+    def _add(self, arrays: Iterable[ifrt_arrays.IfrtArray]) -> None:
         for array in arrays:
             if array.sharding is not None:
                 self._shardings[array.devices].add(array.sharding)
 
-    def topology(self) -> dict[str, tuple[DeviceIds, Mesh]]:
+    def topology(self) -> dict[str, tuple[ifrt_arrays.DeviceIds, Mesh]]:
         """Returns the devices and the mesh of each slice, by its name.
 
         Raises:
           PassFailure: there is no mesh for all shardings on some devices.
         """
-        named: dict[str, tuple[DeviceIds, Mesh]] = {}
+        named: dict[str, tuple[ifrt_arrays.DeviceIds, Mesh]] = {}
         for devices in self._lists:
             calls = self._calls[devices]
             given = [call.attributes.get(_MESH_NAME) for call in calls]
@@ -165,7 +159,7 @@ class SliceMeshes:
             named[unique_name(base, named)] = devices, self._mesh(devices, calls)
         return named
 
-    def overlapping(self, named: Mapping[str, tuple[DeviceIds, Mesh]]) -> list[str]:
+    def overlapping(self, named: Mapping[str, tuple[ifrt_arrays.DeviceIds, Mesh]]) -> list[str]:
         """Returns the names of the slices that have devices in common with others."""
         ids = physical_ids(self._function)
         sets = {
@@ -178,7 +172,7 @@ class SliceMeshes:
             if any(not own.isdisjoint(theirs) for other, theirs in sets.items() if other != name)
         ]
 
-    def _mesh(self, devices: DeviceIds, calls: Sequence[ir.OpView]) -> Mesh:
+    def _mesh(self, devices: ifrt_arrays.DeviceIds, calls: Sequence[ir.OpView]) -> Mesh:
         atoms = {function_of(call, self._symbols): call for call in calls}
         declared = {mesh: call for name, call in atoms.items() for mesh in meshes_in(self._symbols[name])}
         fitting = [mesh for mesh in declared if mesh.size == len(devices)]
@@ -198,7 +192,7 @@ class SliceMeshes:
             for mesh in self._meshes:
                 if mesh.size == len(devices) and all(one.over(mesh) is not None for one in shardings):
                     return mesh
-            coarsest = mesh_for(shardings, len(devices))
+            coarsest = ifrt_arrays.mesh_for(shardings, len(devices))
         except NotMpmdError as error:
             fail(self._function, str(error))
         if coarsest is None:
@@ -229,7 +223,7 @@ class SliceMeshes:
             fail(op, f"is over the mesh {described(mesh)}, but on {count} devices")
         return resized
 
-    def _sharded_ports(self, call: ir.OpView) -> Iterator[tuple[Sharding, ShardingParam]]:
+    def _sharded_ports(self, call: ir.OpView) -> Iterator[tuple[Sharding, ifrt_arrays.ShardingParam]]:
         atom = self._symbols[function_of(call, self._symbols)]
         if atom.operation.name == "builtin.module":
             atom = symbol_table(atom)[MAIN]

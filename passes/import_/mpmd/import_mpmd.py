@@ -119,11 +119,7 @@ def _topology(function: ir.OpView) -> dict[str, Mesh]:
 
 
 class _Importer:
-    """Builds `@main` anew, operation by operation.
-
-    Args:
-      topology: its meshes.
-    """
+    """Builds `@main` anew, operation by operation."""
 
     def __init__(self, module: ir.Module, function: ir.OpView, topology: dict[str, Mesh]) -> None:
         self.module = module

@@ -40,7 +40,6 @@ class MpmdLayouts:
           op: where to report what is wrong with it.
           what: what to call the value there.
           sharding: the sharding in Shardy's program.
-          home: the slice.
 
         Raises:
           PassFailure: the sharding has a meaning that no value between computations can have.

@@ -28,7 +28,6 @@ class Moves:
     """Builds transfers and launches that reshard, each once for a value and a slice.
 
     Args:
-      module: the module to append computations to.
       symbols: its symbols; computations are added.
       is_open: whether computations hold their shardings inside of them, for propagation to start from.
     """

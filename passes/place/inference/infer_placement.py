@@ -9,17 +9,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    NextOp,
-    PwOp,
-    argument_attrs,
-    make_slices,
-    ops_named,
-    result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.fields import NATURAL
 from pathways.dialect.attributes.names import MIRRORED, REPLACED_BY, SLICE
 from pathways.dialect.verification.forms import IMPORTED, LOCATED
@@ -98,14 +88,14 @@ class InferPlacement(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        names = [op.sym_name for op in ops_named(module, ["pw.slice"])]
+        names = [op.sym_name for op in dialect.ops_named(module, ["pw.slice"])]
         if not names:
             fail(
                 main,
                 "has no slice to run on: the program calls no placed function, and no argument lives on a "
                 "slice; place a function with pw.jit(f, devices=slice) and call it",
             )
-        problem = read_problem(main, symbol_table(module), names, self.mirror_bytes)
+        problem = read_problem(main, dialect.symbol_table(module), names, self.mirror_bytes)
         may_be_mirrored = mirrorable(problem)
         problem = copy_for_readers(problem, may_be_mirrored)
         problem, homes = fold_on_each_slice(problem, homes_by_cut(problem, may_be_mirrored))
@@ -176,7 +166,7 @@ def _cost_of_whole(
 def _remark_carries(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> None:
     """Remarks on values that cross in each iteration because a loop computes them on another slice."""
     for op, places in zip(problem.operations, where, strict=True):
-        if not isinstance(op.view, NextOp) or not places:
+        if not isinstance(op.view, dialect.NextOp) or not places:
             continue
         _, passed_on = op.reads
         if passed_on in homes and homes[passed_on] not in places and not problem.is_small([passed_on]):
@@ -194,15 +184,14 @@ def _write(
 
     Args:
       where: the slices of its operations; none of those that are mirrored.
-      mirrored: the slices of its mirrored values.
     """
 
     @functools.cache
     def attribute(places: Places) -> ir.Attribute:
-        return make_slices([problem.names[p] for p in sorted(places)])
+        return dialect.make_slices([problem.names[p] for p in sorted(places)])
 
     slices: dict[ir.Value, Places] = {}
-    arguments, results = argument_attrs(problem.main), result_attrs(problem.main)
+    arguments, results = dialect.argument_attrs(problem.main), dialect.result_attrs(problem.main)
     for argument, attrs in zip(problem.arguments, arguments, strict=True):
         slices[argument] = mirrored.get(argument) or _argument_places(problem, homes, where, argument)
         attrs[SLICE] = attribute(slices[argument])
@@ -211,7 +200,7 @@ def _write(
         slices.update(dict.fromkeys(op.results, places))
         # Carries, and what is handed on to them, may be on several slices until `pw-outline`, and name them
         # as glue does.
-        if isinstance(op.view, PwOp) and op.handed_on is None:
+        if isinstance(op.view, dialect.PwOp) and op.handed_on is None:
             op.view.slice = problem.names[min(places)]
             continue
         op.view.attributes[SLICE] = attribute(places)
@@ -221,13 +210,12 @@ def _write(
         attrs[SLICE] = attribute(slices[value])
     for argument, number in _moved_arguments(problem, slices).items():
         arguments[argument.arg_number][REPLACED_BY] = NATURAL.make(number)
-    set_argument_attrs(problem.main, arguments)
-    set_result_attrs(problem.main, results)
+    dialect.set_argument_attrs(problem.main, arguments)
+    dialect.set_result_attrs(problem.main, results)
 
 
 def _moved_arguments(problem: PlacementProblem, slices: Mapping[ir.Value, Places]) -> dict[ir.Value, int]:
-    """Returns the arguments that calls move, with the number of the result that replaces each; remarks on
-    large ones."""
+    """Returns the moved arguments, with the number of the result replacing each; remarks on large ones."""
     moved: dict[ir.Value, int] = {}
     remarks: dict[tuple[Places, Places], list[ir.Value]] = {}
     for argument, number in replaced_arguments(problem).items():

@@ -12,9 +12,8 @@ from typing import ClassVar
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from pathways.dialect import LaunchOp, argument_attrs, nested_ops, op_has, result_attrs, symbol_table
+from pathways.dialect import LaunchOp, Trait, argument_attrs, nested_ops, op_has, result_attrs, symbol_table
 from pathways.dialect.attributes.names import SHARDING
-from pathways.dialect.operations.traits import Trait
 from pathways.dialect.verification.forms import ORDERED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import body_block, erase_unused_functions, inlined
@@ -149,7 +148,6 @@ class _Unfused:
     """A launch before anything is fused, read once.
 
     Attributes:
-      op: the launch.
       callee, slice, order, loop, microbatch, is_glue: its attributes.
       incoming: the values among its operands that transfers bring.
       is_ready: whether nothing has to be waited for to read its operands: they are arguments, or what is

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LaunchOp, argument_attrs, symbol_table
+from pathways.dialect import LaunchOp, Origin, argument_attrs, symbol_table
 from pathways.dialect.attributes.names import SHARDING
-from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.attributes.shardings import SliceMesh, decided_inside, make_sharding, slice_meshes
 from pathways.dialect.verification.forms import ORDERED
 from pathways.passes.analysis.computations import Computations
@@ -125,9 +124,7 @@ class _Body:
     """The operations of a computation by number, as far as it can be cut.
 
     Attributes:
-      name: of the computation.
       calls: the kinds of placed calls that all its launches are of.
-      arguments: of the computation.
       operations: all but the return.
       loops: the large loops among the operations.
     """
@@ -155,10 +152,6 @@ class _Body:
             for n, op in enumerate(self.operations)
             if op.operation.name == "stablehlo.while" and n not in self._constants and cost.is_large_loop(op)
         ]
-
-    def results_read(self, number: int) -> list[int]:
-        """Returns the results of an operation that something reads."""
-        return [n for n, r in enumerate(self.operations[number].results) if any(True for _ in r.uses)]
 
     def segments(self, loops: Sequence[int]) -> list[list[int]]:
         """Returns the other operations in front of each of some loops, and after the last of them.
@@ -270,7 +263,8 @@ def _shared(bodies: Sequence[_Body], computations: Computations) -> _Shared:
     shared: dict[tuple[str, int], _SharedLoop] = {}
     for loops in same.values():
         if len({body.name for body, _ in loops}) > 1:
-            returned = sorted({r for body, n in loops for r in body.results_read(n)})
+            held = [enumerate(body.operations[n].results) for body, n in loops]
+            returned = sorted({r for each in held for r, value in each if any(True for _ in value.uses)})
             body, n = loops[0]
             results = [body.operations[n].results[r] for r in returned]
             name = body.piece([n], results, f"{body.name}_loop", computations).computation

@@ -8,15 +8,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    LaunchOp,
-    argument_attrs,
-    op_has,
-    result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.names import MEMORY_KIND, RESULT_INFO
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.program_view import ProgramView, read_function
@@ -55,7 +47,7 @@ class AssignMemoryKinds(Pass):
     input_forms = (ORDERED,)
 
     def run(self, module: ir.Module) -> None:
-        program = read_function(module, symbol_table(module), main_function(module))
+        program = read_function(module, dialect.symbol_table(module), main_function(module))
         if uses_memory_kinds(program):
             _Assignment(program).run()
 
@@ -83,8 +75,7 @@ class _Assignment:
         return tuple(self.kinds[value] for value in read)
 
     def settle_results(self) -> bool:
-        """Compares the results of the program with what their computations say; returns whether to infer
-        again."""
+        """Compares the results of the program with their computations; returns whether to infer again."""
         changed = False
         for number, (value, attrs) in enumerate(
             zip(self.program.terminator.operands, self.program.results, strict=True)
@@ -92,7 +83,7 @@ class _Assignment:
             wanted = attrs[MEMORY_KIND].value if MEMORY_KIND in attrs else None
             if self.kinds[value] == wanted:
                 continue
-            if isinstance(value, ir.BlockArgument) or not isinstance(value.owner.opview, LaunchOp):
+            if isinstance(value, ir.BlockArgument) or not isinstance(value.owner.opview, dialect.LaunchOp):
                 name = attrs[RESULT_INFO].value if RESULT_INFO in attrs else f"result #{number}"
                 fail(
                     self.program.terminator,
@@ -111,9 +102,9 @@ class _Assignment:
         for op, read, produced in zip(
             self.program.ops, self.program.reads, self.program.produces, strict=True
         ):
-            if op_has(op, Trait.TRANSFERS):
+            if dialect.op_has(op, Trait.TRANSFERS):
                 op.memory_kind = self.kinds[produced[0]]
-            if not isinstance(op, LaunchOp):
+            if not isinstance(op, dialect.LaunchOp):
                 continue
             kinds = self.operands(read), self.operands(produced)
             if first.setdefault(op.callee, kinds) == kinds:
@@ -127,9 +118,9 @@ class _Assignment:
         for name, (operands, results) in first.items():
             function = self.computations.symbols[name]
             if any(operands):
-                set_argument_attrs(function, _with_kinds(argument_attrs(function), operands))
+                dialect.set_argument_attrs(function, _with_kinds(dialect.argument_attrs(function), operands))
             if any(results):
-                set_result_attrs(function, _with_kinds(result_attrs(function), results))
+                dialect.set_result_attrs(function, _with_kinds(dialect.result_attrs(function), results))
 
 
 def _with_kinds(ports: list[dict[str, ir.Attribute]], kinds: Kinds) -> list[dict[str, ir.Attribute]]:

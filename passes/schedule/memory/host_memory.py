@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import donated_arguments, op_has
+from pathways.dialect import Trait, donated_arguments, op_has
 from pathways.dialect.attributes.names import DONATED, SLICE
 from pathways.dialect.operations.placement import read_slices
-from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.host_relations import parts_of
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.relations.program_view import ProgramView
@@ -82,8 +81,7 @@ class _HostMemory:
         self.copied_results(arguments)
 
     def size(self, slice: str, values: Iterable[ir.Value]) -> int:
-        """Returns the bytes of values in the default memory of all devices of a slice: replicated ones count
-        once for each."""
+        """Returns the bytes of values in the default memory of a slice; replicated ones count per device."""
         mesh = self.layouts.mesh(slice)
         there = (value for value in values if self.layouts.memory_kind(value) is None)
         splits = ((value, math.prod(self.layouts.of(value, slice).splits(mesh))) for value in there)

@@ -11,15 +11,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    LaunchOp,
-    ReleaseOp,
-    argument_attrs,
-    op_has,
-    ops_named,
-    set_argument_attrs,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.meshes import Sharding
 from pathways.dialect.attributes.names import ALIASING, DONATED
 from pathways.dialect.operations.traits import Trait
@@ -75,9 +67,9 @@ class PlanMemory(Pass):
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         for op in list(body_block(main).operations):
-            if op_has(op, Trait.RELEASES):
+            if dialect.op_has(op, Trait.RELEASES):
                 op.operation.erase()
-        program = _sorted(read_function(module, symbol_table(module), main))
+        program = _sorted(read_function(module, dialect.symbol_table(module), main))
         _set_capacities(program)
         _Lifetimes(program, self.donate_bytes).run()
 
@@ -101,10 +93,10 @@ def _set_capacities(program: ProgramView) -> None:
     reads = first_reads(program.ops)
     spans: dict[str, list[tuple[int, int]]] = {}
     for n, (op, results) in enumerate(zip(program.ops, program.produces, strict=True)):
-        if op_has(op, Trait.TRANSFERS):
+        if dialect.op_has(op, Trait.TRANSFERS):
             read = min(reads.get(value, len(program.ops)) for value in results)
             spans.setdefault(op.channel, []).append((n, read))
-    for channel in ops_named(program.module, ["pw.channel"]):
+    for channel in dialect.ops_named(program.module, ["pw.channel"]):
         if channel.sym_name in spans:
             channel.capacity = capacity_for(spans[channel.sym_name])
 
@@ -154,26 +146,25 @@ class _Lifetimes:
                 op.callee = self.variant(op.callee, aliases[n])
             # A donated operand's buffer is the result's from here on.
             self.end(taken, live)
-            if op_has(op, Trait.ORDERED):
+            if dialect.op_has(op, Trait.ORDERED):
                 slice_ = op.slice
                 live.add(slice_, sum(self.size(r, slice_) for r in self.results[n]))
             ended += [
                 v for v in self.touched[n] if self.last_use[v] == n and v not in self.kept and v not in taken
             ]
             following = self.ops[n + 1] if n + 1 < len(self.ops) else self.terminator
-            is_last = not (op_has(op, Trait.TRANSFERS) and op_has(following, Trait.TRANSFERS))
+            is_last = not (dialect.op_has(op, Trait.TRANSFERS) and dialect.op_has(following, Trait.TRANSFERS))
             if ended and is_last:
-                ReleaseOp.build(ended, loc=op.operation.location, ip=ir.InsertionPoint(following))
+                dialect.ReleaseOp.build(ended, loc=op.operation.location, ip=ir.InsertionPoint(following))
                 self.end(ended, live)
                 ended = []
         for value, name in self.copied_results():
             live.add(name, self.size(value, name))
-        for op in ops_named(self.module, ["pw.slice"]):
+        for op in dialect.ops_named(self.module, ["pw.slice"]):
             op.peak_bytes = live.peak.get(op.sym_name, 0)
 
     def size(self, value: ir.Value, place: str) -> int:
-        """Returns the bytes of a value in the default memory of all devices of a slice: a replicated one
-        counts once for each."""
+        """Returns the bytes of a value in the default memory of a slice; replicated ones count per device."""
         if self.layouts.memory_kind(value) is not None:
             return 0
         if (value, place) not in self.sizes:
@@ -184,7 +175,7 @@ class _Lifetimes:
 
     def touched_by(self, n: int, op: ir.OpView) -> dict[ir.Value, None]:
         """Returns the values that an operation, the one at a position, reads or makes, each once."""
-        if op_has(op, Trait.ALIASES):
+        if dialect.op_has(op, Trait.ALIASES):
             equal = [v for value in self.operands[n] for v in self.unmirrored(value)]
             self.mirrored[self.results[n][0]] = equal
             return dict.fromkeys(equal)
@@ -204,7 +195,7 @@ class _Lifetimes:
         ]
         if unread:
             first = self.ops[0] if self.ops else self.terminator
-            ReleaseOp.build(unread, loc=first.operation.location, ip=ir.InsertionPoint(first))
+            dialect.ReleaseOp.build(unread, loc=first.operation.location, ip=ir.InsertionPoint(first))
             self.end(unread, live)
 
     def end(self, values: Iterable[ir.Value], live: LiveBytes[str]) -> None:
@@ -231,7 +222,7 @@ class _Lifetimes:
 
     def find_aliases(self) -> dict[int, Aliases]:
         """Returns the aliases of each launch, by its position."""
-        launches = {n: op for n, op in enumerate(self.ops) if op_has(op, Trait.EXECUTES)}
+        launches = {n: op for n, op in enumerate(self.ops) if dialect.op_has(op, Trait.EXECUTES)}
         donatable = {n: self.donatable(n) for n in launches}
         callees = {n: op.callee for n, op in launches.items()}
         free: dict[str, set[int]] = {}
@@ -258,12 +249,12 @@ class _Lifetimes:
             and times[value] == 1
         }
 
-    def aliases(self, n: int, op: LaunchOp, donatable: dict[int, ir.Value], free: set[int]) -> Aliases:
+    def aliases(
+        self, n: int, op: dialect.LaunchOp, donatable: dict[int, ir.Value], free: set[int]
+    ) -> Aliases:
         """Pairs operands with the results that get their buffers: arguments first, then what costs a variant.
 
         Args:
-          n: the position of the launch.
-          op: the launch.
           donatable: the operands that it can donate, by their numbers.
           free: the numbers of those that cost no variant: all launches of the computation can donate them.
         """
@@ -303,10 +294,10 @@ class _Lifetimes:
             if len(self.launches_of[callee]) > 1:
                 function = self.computations.variant(callee, f"{callee}_donating")
                 name = function.attributes["sym_name"].value
-            attrs = argument_attrs(function)
+            attrs = dialect.argument_attrs(function)
             for number, result in aliases:
                 i32 = ir.IntegerType.get_signless(32)
                 attrs[number][ALIASING] = ir.IntegerAttr.get(i32, result)
-            set_argument_attrs(function, attrs)
+            dialect.set_argument_attrs(function, attrs)
             self.variants[callee, aliases] = name
         return self.variants[callee, aliases]

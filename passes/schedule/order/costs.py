@@ -11,9 +11,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import loop_of_op
+from pathways.dialect import Origin, loop_of_op
 from pathways.dialect.attributes.call_times import CallKey, CallTimes
-from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.operations.operation import symbol_name
 from pathways.dialect.plain_data import PlainDataError, parse_json
 from pathways.dialect.relations.layouts import Layouts

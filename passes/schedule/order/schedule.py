@@ -9,11 +9,10 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import ChannelOp, ops_named, symbol_table
+from pathways.dialect import ChannelOp, Origin, ops_named, symbol_table
 from pathways.dialect.attributes.call_times import CallTimes
 from pathways.dialect.attributes.fields import CALL_TIMES
 from pathways.dialect.attributes.names import MAX_OPERATIONS, TIMES
-from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.relations.graphs import CycleError, topological_order
 from pathways.dialect.relations.order import Event, data_events, device_queues, sort_block
 from pathways.dialect.relations.program_view import read_function

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import LoopOp, loop_of_op, ops_named
-from pathways.dialect.attributes.origins import Origin
+from pathways.dialect import LoopOp, Origin, loop_of_op, ops_named
 from pathways.dialect.relations.graphs import CycleError, topological_order
 from pathways.dialect.relations.order import Event
 from pathways.passes.manager.base import fail

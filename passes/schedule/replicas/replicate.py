@@ -86,7 +86,6 @@ class _Replicator:
     """Writer of the program of all replicas.
 
     Args:
-      main: its `@main`.
       shares: the values that are split over replicas.
       layouts: the shardings of values over their slices.
     """
@@ -251,7 +250,8 @@ class _Replicator:
             self.pass_on(op, ip)
             return
         # What all replicas do alike, such as printing a loss, is done by the first one only.
-        copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or not self.is_for_effect(op)]
+        is_repeated = op.results or not self.has_effect_outside(op)
+        copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or is_repeated]
         for number, result in enumerate(op.results):
             self.values[result] = [copy.results[number] for copy in copies]
 
@@ -279,9 +279,6 @@ class _Replicator:
         if not isinstance(op, dialect.LaunchOp) or op.loop in self.shares.microbatched:
             return False
         return has_side_effect(self.symbols[op.callee], self.symbols, self.effects)
-
-    def is_for_effect(self, op: ir.OpView) -> bool:
-        return not op.results and self.has_effect_outside(op)
 
     def without_effect(self, callee: str) -> str:
         """Returns a computation without what it does for its effect alone."""

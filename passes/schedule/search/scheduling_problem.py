@@ -56,7 +56,6 @@ class SearchProblem:
       rows: the numbers of the actions of each slice.
       place: the slice of each action.
       needs: the numbers of the actions that each one waits for, and the delays of their results.
-      durations: the duration of each action.
       ties: the durations that decide between orders that take equally long; None for none.
       limits: the limits on what is alive.
       takes: for each action the limits that count something from its beginning on, and how much.

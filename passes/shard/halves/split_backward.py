@@ -8,19 +8,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    LaunchOp,
-    LoopOp,
-    ReduceOp,
-    SplitOp,
-    argument_attrs,
-    loop_of,
-    nested_ops,
-    ops_named,
-    referenced_symbols,
-    result_attrs,
-    symbol_table,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.names import SHARDING
 from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.verification.forms import PLACED
@@ -80,7 +68,7 @@ class SplitBackward(Pass):
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         by_file = loops_with_halves(self.file, _staged_loops(main)) if self.file else set()
-        wanted = [op for op in ops_named(module, ["pw.loop"]) if self.is_wanted(op, by_file)]
+        wanted = [op for op in dialect.ops_named(module, ["pw.loop"]) if self.is_wanted(op, by_file)]
         loops = {op.sym_name for op in wanted}
         if not loops:
             return
@@ -91,13 +79,14 @@ class SplitBackward(Pass):
         waits = _Waits()
         # Readers first: what they wait for is known when their operands are met.
         for op in reversed(list(body_block(main).operations)):
-            if not isinstance(op, LaunchOp):
-                if not isinstance(op, ReduceOp):
+            if not isinstance(op, dialect.LaunchOp):
+                if not isinstance(op, dialect.ReduceOp):
                     waits.urgent.update(op.operands)
             elif op.loop in loops and _is_backward(op):
                 (stage,) = {origin.stage for origin in op.origins}
                 for half in splitter.split(op, waits.wanted(op, stage)):
-                    waits.read(half, {stage} if _is_weight(half) else None)
+                    is_weight = any(origin.part == "weight" for origin in half.origins)
+                    waits.read(half, {stage} if is_weight else None)
             elif (
                 op.loop not in loops
                 or any(origin.is_forward for origin in op.origins)
@@ -112,14 +101,14 @@ class SplitBackward(Pass):
 
     def is_wanted(self, op: ir.OpView, by_file: set[str]) -> bool:
         """Returns whether the schedule of a loop has halves."""
-        if not isinstance(op, LoopOp) or op.sequential:
+        if not isinstance(op, dialect.LoopOp) or op.sequential:
             return False
         if self.file:
             return op.sym_name in by_file
         request = self.request(op)
         return request is not None and request.has_halves
 
-    def request(self, loop: LoopOp) -> ScheduleRequest | None:
+    def request(self, loop: dialect.LoopOp) -> ScheduleRequest | None:
         """Returns the schedule that a loop requests; None for what `pw-schedule` refuses."""
         try:
             return read_request(self.policy or loop.schedule or PROGRAM)
@@ -129,7 +118,7 @@ class SplitBackward(Pass):
 
 def _staged_loops(main: ir.OpView) -> dict[str, None]:
     """Returns the loops that have stages, which are those that a schedule file orders."""
-    launches = (op for op in body_block(main).operations if isinstance(op, LaunchOp) and op.loop)
+    launches = (op for op in body_block(main).operations if isinstance(op, dialect.LaunchOp) and op.loop)
     return {op.loop: None for op in launches if any(map(_of_stage, op.origins))}
 
 
@@ -138,14 +127,9 @@ def _of_stage(origin: Origin) -> bool:
     return origin.stage is not None and origin.kind != "recompute"
 
 
-def _is_backward(launch: LaunchOp) -> bool:
+def _is_backward(launch: dialect.LaunchOp) -> bool:
     """Returns whether a launch is the whole backward of a stage."""
     return any(o.kind == "bwd" and o.stage is not None and o.part is None for o in launch.origins)
-
-
-def _is_weight(launch: LaunchOp) -> bool:
-    """Returns whether a launch is the half of the weights."""
-    return any(origin.part == "weight" for origin in launch.origins)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +144,7 @@ class _Waits:
     urgent: set[ir.Value] = dataclasses.field(default_factory=set)
     late: dict[ir.Value, set[int | None]] = dataclasses.field(default_factory=dict)
 
-    def wanted(self, launch: LaunchOp, stage: int | None) -> tuple[int, ...]:
+    def wanted(self, launch: dialect.LaunchOp, stage: int | None) -> tuple[int, ...]:
         """Returns the results of a backward that others wait for, other stages on its slice included."""
         return tuple(
             n
@@ -168,7 +152,7 @@ class _Waits:
             if result in self.urgent or self.late.get(result, set()) - {stage}
         )
 
-    def read(self, launch: LaunchOp, stages: set[int | None] | None) -> None:
+    def read(self, launch: dialect.LaunchOp, stages: set[int | None] | None) -> None:
         """Notes that a launch reads its operands: for the weights of some stages, or, for None, urgently."""
         for value in launch.operands:
             if stages is None:
@@ -213,7 +197,7 @@ class _Halved:
 
 class _Splitter:
     def __init__(self, module: ir.Module, repeats: bool) -> None:
-        self.symbols = symbol_table(module)
+        self.symbols = dialect.symbol_table(module)
         self.computations = Computations(module, self.symbols)
         self.repeats = repeats
         self.effects: dict[str, bool] = {}
@@ -223,11 +207,10 @@ class _Splitter:
         """Returns whether an operation does more than compute its results."""
         return has_side_effect(op, self.symbols, self.effects)
 
-    def split(self, launch: LaunchOp, wanted: tuple[int, ...]) -> list[LaunchOp]:
+    def split(self, launch: dialect.LaunchOp, wanted: tuple[int, ...]) -> list[dialect.LaunchOp]:
         """Replaces a launch by its halves, which it returns.
 
         Args:
-          launch: a whole backward.
           wanted: its results that others wait for.
         """
         if not wanted and not self.has_effect(self.symbols[launch.callee]):
@@ -245,7 +228,7 @@ class _Splitter:
             return [launch]
         return self.replace(launch, split)
 
-    def replace(self, launch: LaunchOp, split: _Halved) -> list[LaunchOp]:
+    def replace(self, launch: dialect.LaunchOp, split: _Halved) -> list[dialect.LaunchOp]:
         """Launches both halves of a computation, which it returns."""
         if _is_repeated(launch, self.symbols[launch.callee]):
             kept = {launch.operands[n] for n in split.weight.arguments} - {
@@ -303,12 +286,12 @@ class _Splitter:
 
     def flatten(self, function: ir.OpView) -> None:
         """Inlines all calls, and lets barriers hold one value each."""
-        while calls := [op for op in nested_ops(function) if op.operation.name == "func.call"]:
+        while calls := [op for op in dialect.nested_ops(function) if op.operation.name == "func.call"]:
             for call in calls:
-                (name,) = referenced_symbols(call)
+                (name,) = dialect.referenced_symbols(call)
                 inline_call(call, self.symbols[name])
         # As one operation a barrier would keep all its values in the half that others wait for.
-        for op in list(nested_ops(function)):
+        for op in list(dialect.nested_ops(function)):
             if op.operation.name != _BARRIER or len(op.operands) == 1:
                 continue
             for old, value in zip(op.results, op.operands, strict=True):
@@ -327,8 +310,8 @@ class _Splitter:
         block = body_block(function)
         arguments = list(block.arguments)
         returned = list(list(block.operations)[-1].operands)
-        taken = [attrs.get(SHARDING) for attrs in argument_attrs(function)]
-        given = [attrs.get(SHARDING) for attrs in result_attrs(function)]
+        taken = [attrs.get(SHARDING) for attrs in dialect.argument_attrs(function)]
+        given = [attrs.get(SHARDING) for attrs in dialect.result_attrs(function)]
         of_second = [n for n, v in enumerate(returned) if v in halves.late_in_second]
         of_first = [n for n in range(len(returned)) if n not in of_second]
         values = [returned[n] for n in of_first]
@@ -371,20 +354,20 @@ class _Splitter:
 
 def _bytes_kept(value: ir.Value, loop: str | None) -> int:
     """Returns the bytes of a value that end with the microbatch: none for a block of the batch."""
-    if loop_of(value) != loop or isinstance(value.owner.opview, SplitOp):
+    if dialect.loop_of(value) != loop or isinstance(value.owner.opview, dialect.SplitOp):
         return 0
     return byte_size(value.type)
 
 
-def _is_repeated(launch: LaunchOp, function: ir.OpView) -> bool:
+def _is_repeated(launch: dialect.LaunchOp, function: ir.OpView) -> bool:
     """Returns whether a backward repeats its forward, or reads what was repeated for it."""
     makers = [v.owner.opview for v in launch.operands if not isinstance(v, ir.BlockArgument)]
-    return any(op.operation.name == _BARRIER for op in nested_ops(function)) or any(
-        isinstance(op, LaunchOp) and any(o.kind == "recompute" for o in op.origins) for op in makers
+    return any(op.operation.name == _BARRIER for op in dialect.nested_ops(function)) or any(
+        isinstance(op, dialect.LaunchOp) and any(o.kind == "recompute" for o in op.origins) for op in makers
     )
 
 
-def _name(launch: LaunchOp, part: str) -> None:
+def _name(launch: dialect.LaunchOp, part: str) -> None:
     """Says which half of a backward a launch is."""
     launch.origins = tuple(
         dataclasses.replace(origin, part=part) if origin.kind == "bwd" else origin

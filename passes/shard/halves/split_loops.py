@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from pathways.passes.analysis.operations import byte_size, captured, captured_by_regions, copy_into, zeros_of
 from pathways.passes.analysis.sharding_rules import RuleReader, attach_rules, drop_rules
-from pathways.passes.analysis.trip_count import Linear, TripCount, trip_count_of
+from pathways.passes.analysis.trip_count import Linear, trip_count_of
 from pathways.passes.shard.halves.halves import HalvesRequest, halve
 from pathways.passes.shard.halves.loop_batching import Batch, LoopBody, can_be_batched
 
@@ -111,7 +111,8 @@ class LoopSplitter:
         late = [n for n in range(len(returned)) if n not in urgent | constant | counters]
         if not late or not any(any(True for _ in loop.results[n].uses) for n in late):
             return
-        iteration = None if trips is None else _index_position(trips)
+        counted = {} if trips is None else trips.counters
+        iteration = next((n for n, c in counted.items() if (c.factor, c.offset) == (1, 0)), None)
         if trips is None or iteration is None:
             self.whole["a loop with an unknown trip count"] = None
             return
@@ -133,11 +134,6 @@ class LoopSplitter:
 def _cost(value: ir.Value, costs: Mapping[ir.Value, int]) -> int:
     """Returns the bytes of a value that only the second half would keep alive."""
     return costs.get(value, 0) if isinstance(value, ir.BlockArgument) else byte_size(value.type)
-
-
-def _index_position(trips: TripCount) -> int | None:
-    """Returns the position of a value that is the number of the iteration, from 0."""
-    return next((n for n, c in trips.counters.items() if (c.factor, c.offset) == (1, 0)), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +251,6 @@ class _Pair:
 
         Args:
           carried: the positions of the values of the old loop that it carries on.
-          operations: its work in each iteration.
           extra: more values that it carries.
           fill: writes an iteration; from the values for those of the old loop and the extra values it
             returns the extra values of the next iteration.

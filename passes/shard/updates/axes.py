@@ -94,7 +94,6 @@ def block_attributes(op: ir.OpView, dim: int, size: int) -> None:
     """Lets an operation that takes a range of its operand take all of a block along a dimension.
 
     Args:
-      op: the operation.
       dim: the dimension that is cut.
       size: that of a block.
     """

@@ -22,8 +22,7 @@ def is_movable(op: ir.OpView) -> bool:
 
 
 def move_in_front(op: ir.OpView) -> None:
-    """Moves an operation of a branch, and all that it is computed from, in front of its outermost
-    conditional."""
+    """Moves an operation of a branch, with its producers, in front of its outermost conditional."""
     outermost = _outermost(op)
     if outermost is not None:
         for source in _sources(op):

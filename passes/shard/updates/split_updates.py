@@ -8,20 +8,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    AllGatherOp,
-    AllReduceOp,
-    LaunchOp,
-    ReduceScatterOp,
-    TransferOp,
-    argument_attrs,
-    nested_ops,
-    only_computes,
-    result_attrs,
-    set_argument_attrs,
-    set_result_attrs,
-    slices_of,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.fields import NATURAL
 from pathways.dialect.attributes.names import BLOCK
 from pathways.dialect.relations.layouts import Layouts
@@ -77,7 +64,7 @@ class SplitUpdates(Pass):
         if count == 1:
             return
         main = main_function(module)
-        if any(BLOCK in attrs for attrs in argument_attrs(main)):
+        if any(BLOCK in attrs for attrs in dialect.argument_attrs(main)):
             remark(main, "has arguments that are already split")
             return
         layouts = Layouts(module)
@@ -97,14 +84,14 @@ class SplitUpdates(Pass):
 
 def _launches(
     main: ir.OpView, symbols: dict[str, ir.OpView], computations: Computations
-) -> dict[LaunchOp, OuterLaunch]:
+) -> dict[dialect.LaunchOp, OuterLaunch]:
     """Returns the launches outside of loops that may be done on blocks."""
     effects: dict[str, bool] = {}
     flat: dict[str, ir.OpView] = {}
     rules = RuleReader()
-    launches: dict[LaunchOp, OuterLaunch] = {}
+    launches: dict[dialect.LaunchOp, OuterLaunch] = {}
     for op in body_block(main).operations:
-        if not isinstance(op, LaunchOp) or op.loop is not None:
+        if not isinstance(op, dialect.LaunchOp) or op.loop is not None:
             continue
         if has_side_effect(symbols[op.callee], symbols, effects):
             continue
@@ -118,10 +105,10 @@ def _launches(
 
 def _flattened(name: str, symbols: dict[str, ir.OpView], computations: Computations) -> ir.OpView:
     """Returns a computation without calls."""
-    if not any(op.operation.name == "func.call" for op in nested_ops(symbols[name])):
+    if not any(op.operation.name == "func.call" for op in dialect.nested_ops(symbols[name])):
         return symbols[name]
     function = computations.variant(name, f"{name}_flat")
-    while calls := [op for op in nested_ops(function) if op.operation.name == "func.call"]:
+    while calls := [op for op in dialect.nested_ops(function) if op.operation.name == "func.call"]:
         for op in calls:
             inline_call(op, symbols[op.callee.value])
     return function
@@ -135,7 +122,7 @@ def _unshare_constants(block: ir.Block) -> None:
     of_scalars: set[ir.Value] = set()
     shared: list[ir.OpView] = []
     for op in _with_branches(block):
-        if only_computes(type(op)) and all(v in of_scalars or is_scalar(v) for v in op.operands):
+        if dialect.only_computes(type(op)) and all(v in of_scalars or is_scalar(v) for v in op.operands):
             of_scalars.update(op.results)
             if len(op.results) == 1 and not is_scalar(op.results[0]):
                 shared.append(op)
@@ -177,7 +164,7 @@ class _UpdateSplitter:
     def __init__(
         self,
         main: ir.OpView,
-        launches: dict[LaunchOp, OuterLaunch],
+        launches: dict[dialect.LaunchOp, OuterLaunch],
         splitting: Splitting,
         layouts: Layouts,
         computations: Computations,
@@ -218,12 +205,12 @@ class _UpdateSplitter:
         with op.operation.location, ir.InsertionPoint(op):
             if op in self.launches and any(self.dim(v) is not None for v in [*op.operands, *op.results]):
                 self.replace_launch(op)
-            elif isinstance(op, AllReduceOp) and self.dim(op.results[0]) is not None:
+            elif isinstance(op, dialect.AllReduceOp) and self.dim(op.results[0]) is not None:
                 (result,) = op.results
-                self.blocks[result] = ReduceScatterOp.build(
+                self.blocks[result] = dialect.ReduceScatterOp.build(
                     list(op.operands), [self.block_type(result)], dim=self.dim(result), slice=op.slice
                 ).results[0]
-            elif isinstance(op, TransferOp) and self.dim(op.results[0]) is not None:
+            elif isinstance(op, dialect.TransferOp) and self.dim(op.results[0]) is not None:
                 (result,) = op.results
                 moved = op.rebuilt([self.operand(op.operands[0], True)], [self.block_type(result)])
                 self.blocks[result] = moved.results[0]
@@ -232,7 +219,7 @@ class _UpdateSplitter:
                 return False
         return True
 
-    def replace_launch(self, op: LaunchOp) -> None:
+    def replace_launch(self, op: dialect.LaunchOp) -> None:
         """Replaces a launch by those on blocks."""
         split = SplitLaunch(self.launches[op], self.splitting, self.layouts, self.computations)
 
@@ -253,16 +240,16 @@ class _UpdateSplitter:
         if is_block:
             return self.blocks[value]
         if value in self.blocks and value not in self.wholes:
-            (place,) = slices_of(self.blocks[value]) or ()
+            (place,) = dialect.slices_of(self.blocks[value]) or ()
             # In front of the first reader, and so of all others: operations are replaced in block order.
-            self.wholes[value] = AllGatherOp.build(
+            self.wholes[value] = dialect.AllGatherOp.build(
                 [self.blocks[value]], [self.types.get(value, value.type)], dim=self.dim(value), slice=place
             ).results[0]
         return self.wholes.get(value, value)
 
     def finish(self, terminator: ir.OpView) -> None:
         """Returns blocks in the places of arguments that are blocks, all else as a whole."""
-        arguments, results = argument_attrs(self.main), result_attrs(self.main)
+        arguments, results = dialect.argument_attrs(self.main), dialect.result_attrs(self.main)
         for argument, number in self.splitting.states.items():
             dim = NATURAL.make(self.splitting.dims[main_key(argument)])
             arguments[argument.arg_number][BLOCK] = dim
@@ -272,5 +259,5 @@ class _UpdateSplitter:
                 terminator.operands[number] = self.operand(value, BLOCK in results[number])
         values = list(body_block(self.main).arguments)
         set_signature(self.main, [v.type for v in values], [v.type for v in terminator.operands])
-        set_argument_attrs(self.main, arguments)
-        set_result_attrs(self.main, results)
+        dialect.set_argument_attrs(self.main, arguments)
+        dialect.set_result_attrs(self.main, results)

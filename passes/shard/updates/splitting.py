@@ -10,16 +10,7 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import (
-    AllReduceOp,
-    LaunchOp,
-    TransferOp,
-    argument_attrs,
-    argument_slices,
-    read_slices,
-    result_attrs,
-    slices_of,
-)
+import pathways.dialect as dialect
 from pathways.dialect.attributes.blocks import block_shape
 from pathways.dialect.attributes.names import CONSTANT, KEYS, SLICE
 from pathways.dialect.attributes.shardings import decided_inside
@@ -52,13 +43,12 @@ class OuterLaunch:
     """A launch outside of loops, and its computation.
 
     Attributes:
-      op: the launch.
       block: the computation, with calls inlined.
       rules: the reader of the sharding rules of its operations.
     """
 
     number: int
-    op: LaunchOp
+    op: dialect.LaunchOp
     block: ir.Block
     rules: RuleReader
 
@@ -111,7 +101,7 @@ class Splitting:
 
 
 def decide(
-    main: ir.OpView, launches: Mapping[LaunchOp, OuterLaunch], layouts: Layouts, count: int
+    main: ir.OpView, launches: Mapping[dialect.LaunchOp, OuterLaunch], layouts: Layouts, count: int
 ) -> Splitting | None:
     """Decides what replicas split; None for nothing.
 
@@ -158,10 +148,12 @@ class _Graph:
       summed: those that represent axes of sums.
     """
 
-    def __init__(self, main: ir.OpView, launches: Mapping[LaunchOp, OuterLaunch], layouts: Layouts) -> None:
+    def __init__(
+        self, main: ir.OpView, launches: Mapping[dialect.LaunchOp, OuterLaunch], layouts: Layouts
+    ) -> None:
         self.launches = launches
         self.layouts = layouts
-        self.arguments = argument_slices(main)
+        self.arguments = dialect.argument_slices(main)
         self.slices = [launch.op.slice for launch in launches.values()]
         self.sums: list[ir.Value] = []
         self.blocked: dict[Axis, list[ir.OpView]] = defaultdict(list)
@@ -182,13 +174,13 @@ class _Graph:
 
     def read(self, op: ir.OpView) -> None:
         """Reads an operation of `@main`."""
-        if isinstance(op, LaunchOp) and op in self.launches:
+        if isinstance(op, dialect.LaunchOp) and op in self.launches:
             self.read_launch(self.launches[op])
-        elif isinstance(op, TransferOp) and op.loop is None and op.routes is None:
+        elif isinstance(op, dialect.TransferOp) and op.loop is None and op.routes is None:
             self.pass_on(main_key(op.operands[0]), main_key(op.results[0]))
         else:
             self.read_elsewhere.update(op.operands)
-            if isinstance(op, AllReduceOp) and op.loop is None:
+            if isinstance(op, dialect.AllReduceOp) and op.loop is None:
                 self.sums.append(op.results[0])
                 self.read_elsewhere.difference_update(op.operands)
 
@@ -288,7 +280,7 @@ class _Graph:
     def shards(self, axis: Axis) -> int:
         """Counts the blocks of a dimension over the devices of the slice."""
         (launch, value), dim = axis
-        places = (slices_of(value, self.arguments) or ()) if launch < 0 else (self.slices[launch],)
+        places = (dialect.slices_of(value, self.arguments) or ()) if launch < 0 else (self.slices[launch],)
         most = 1
         for name in places:
             home = self.layouts.meshes[name]
@@ -321,13 +313,13 @@ def _states(main: ir.OpView, graph: _Graph) -> dict[ir.Value, int]:
     An argument belongs to the result of its type that the fewest operations compute from it.
     """
     results = [
-        None if KEYS in attrs else (value.type, read_slices(attrs[SLICE]))
-        for value, attrs in zip(graph.returned, result_attrs(main), strict=True)
+        None if KEYS in attrs else (value.type, dialect.read_slices(attrs[SLICE]))
+        for value, attrs in zip(graph.returned, dialect.result_attrs(main), strict=True)
     ]
     pairs = []
-    for number, attrs in enumerate(argument_attrs(main)):
+    for number, attrs in enumerate(dialect.argument_attrs(main)):
         argument = body_block(main).arguments[number]
-        here = argument.type, read_slices(attrs[SLICE])
+        here = argument.type, dialect.read_slices(attrs[SLICE])
         if CONSTANT in attrs or len(here[1]) > 1 or not _dims(argument) or here not in results:
             continue
         far = graph.distances(argument)
@@ -395,11 +387,7 @@ class _Choice:
         self.dims |= dict(graph.classes[graph.find((key, best))])
 
     def report(self) -> None:
-        """Remarks on what stays whole, and refuses what cannot be split, arguments of one reason together.
-
-        Raises:
-          PassFailure: an operation needs all of what is to be split.
-        """
+        """Remarks on what stays whole, and refuses what cannot be split, arguments of one reason together."""
         for why, arguments in self.left.items():
             remark(
                 self.main,
