@@ -64,8 +64,8 @@ from pathways.runtime.resilience.records import (
     VersionKey,
 )
 from pathways.runtime.resources.tables import size
+from pathways.runtime.snapshots.block_file import SnapshotError
 from pathways.runtime.snapshots.leftovers import remove_leftovers
-from pathways.runtime.snapshots.private_folder import SnapshotError
 from pathways.runtime.snapshots.run_names import run_name, this_machine
 
 log = logging.getLogger("pathways")

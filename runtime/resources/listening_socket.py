@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.resources.folders import exposure
 
 Address = tuple[str, int]
 """Host and port; 0 for any port."""
@@ -156,15 +157,10 @@ def _prepare_folder(path: Path) -> None:
         raise ServerError(f"folder {folder.parent} does not exist; create it first") from None
     except OSError as error:
         raise ServerError(f"folder {folder}: {error.strerror}") from None
-    if status.st_uid != os.getuid():
+    if (problem := exposure(status, _UNSAFE_MODE)) is not None:
         raise ServerError(
-            f"folder {folder} belongs to another user, and clients of a socket there can run code; use a "
-            "folder of your own"
-        )
-    if status.st_mode & _UNSAFE_MODE:
-        raise ServerError(
-            f"folder {folder} can be entered or written to by other users, and clients of a socket there can "
-            f"run code; use a new folder, such as that of {folder / 'private' / path.name}, which is created"
+            f"folder {folder} {problem}, and clients of a socket there can run code; use a new folder, such "
+            f"as that of {folder / 'private' / path.name}, which is created"
         )
 
 

@@ -2,8 +2,8 @@
 
 - `host_snapshots.py` is the folder of one host: versions that are written, committed, read and dropped.
 - `block_file.py` is one file of blocks, with checksums; `block_record.py` a block.
-- `private_folder.py` opens folders that only their user may enter, and follows no links; `leftovers.py` finds
-  and removes what dead processes have left. `run_names.py` has the names of runs, which say whose they are.
+- `leftovers.py` finds and removes snapshots of dead processes; `run_names.py` has the names of runs, which
+  say whose they are.
 
 A folder has one for each run, that one for each host, and that one for each version:
 `pathways-1000/run1/host2/20.1/copy7.blocks`. Imports `runtime.resilience` and `runtime.timelines`; no jax.

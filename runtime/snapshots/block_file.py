@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 
 from pathways.runtime.snapshots.block_record import StateBlock
-from pathways.runtime.snapshots.private_folder import SnapshotError
 
 ALIGNMENT = 64
 """Blocks begin at multiples of so many bytes, as XLA wants arrays to."""
@@ -31,6 +30,10 @@ _WORD = np.dtype(np.uint64)
 _SUMMED_WORDS = 1 << 13
 _BYTES_PER_RECORD = 512
 """More than what a record of the table takes, but for the name of its block."""
+
+
+class SnapshotError(OSError):
+    """A snapshot that cannot be written or read; says which, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,19 +19,27 @@ from pathlib import Path
 from types import TracebackType
 
 from pathways.runtime.resilience.records import VersionKey
-from pathways.runtime.resources.tables import size
-from pathways.runtime.snapshots.block_file import block_names, file_bytes, read_blocks, write_blocks
-from pathways.runtime.snapshots.block_record import StateBlock
-from pathways.runtime.snapshots.private_folder import (
-    SnapshotError,
-    SnapshotInUseError,
+from pathways.runtime.resources.folders import (
+    CREATE_FILE,
+    NotPrivateError,
+    exposure,
     files_below,
     is_link,
     names_in,
     open_private_folder,
     read_file,
     remove_files,
+    replace_file,
 )
+from pathways.runtime.resources.tables import size
+from pathways.runtime.snapshots.block_file import (
+    SnapshotError,
+    block_names,
+    file_bytes,
+    read_blocks,
+    write_blocks,
+)
+from pathways.runtime.snapshots.block_record import StateBlock
 
 LOCK = "lock"
 """Name of the file in the folder of a host that its process has locked."""
@@ -43,7 +51,10 @@ _COMMITTED = "committed"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _BLOCKS = re.compile(r"copy(\d+)\.blocks")
 _WRITTEN = ".tmp"
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class SnapshotInUseError(SnapshotError):
+    """A folder of snapshots that another process has, which may be about to exit."""
 
 
 def default_snapshot_folder() -> Path:
@@ -82,9 +93,9 @@ class HostSnapshots:
         self._host = host
         self._guard = threading.Lock()
         with contextlib.ExitStack() as opened:
-            upper = open_private_folder(Path(folder))
+            upper = open_folder(Path(folder))
             opened.callback(os.close, upper)
-            middle = open_private_folder(Path(cluster), upper)
+            middle = open_folder(Path(cluster), upper)
             opened.callback(os.close, middle)
             self._folder, self._lock = _open_locked(Path(self.path.name), middle, self.path)
         self._remove_unfinished()
@@ -175,7 +186,7 @@ class HostSnapshots:
         found: dict[VersionKey, StoredCopies] = {}
         for name, key in self._version_folders():
             with contextlib.suppress(FileNotFoundError):
-                folder = open_private_folder(Path(name), self._folder, create=False)
+                folder = open_folder(Path(name), self._folder, create=False)
                 try:
                     files = names_in(folder)
                 finally:
@@ -196,7 +207,7 @@ class HostSnapshots:
           SnapshotError: there is no such version.
         """
         with self._open_version(key, None) as version:
-            _write_whole(version, _COMMITTED, record)
+            replace_file(_COMMITTED, record, version)
 
     def record(self, key: VersionKey) -> bytes:
         """Returns the record of a committed version.
@@ -212,7 +223,7 @@ class HostSnapshots:
     def set_owner(self, owner: str) -> None:
         """Notes the name of the controller; see `SnapshotLeftover`."""
         with self._guard:
-            _write_whole(self._folder, OWNER, owner.encode())
+            replace_file(OWNER, owner.encode(), self._folder)
 
     def names(self, key: VersionKey, copy: int) -> tuple[str, ...]:
         """Returns the names of the blocks of a copy.
@@ -256,12 +267,12 @@ class HostSnapshots:
     def _write_file(self, key: VersionKey, copy: int, count: int, write: Callable[[int], None]) -> None:
         # Locked only while the folder is opened: during the write, which may be long, `keep` may remove it.
         with self._guard:
-            version = open_private_folder(Path(_name(key)), self._folder)
+            version = open_folder(Path(_name(key)), self._folder)
         name = f"copy{copy}.blocks"
         # Other threads may write, too.
         written = f"{name}.{threading.get_ident()}{_WRITTEN}"
         try:
-            file = os.open(written, _CREATE, 0o600, dir_fd=version)
+            file = os.open(written, CREATE_FILE, 0o600, dir_fd=version)
             try:
                 # Fails before anything is copied, and no other file takes the space meanwhile. Before `write`
                 # waits for arrays, so that steps wait for the copy alone.
@@ -294,7 +305,7 @@ class HostSnapshots:
     @contextlib.contextmanager
     def _open_version(self, key: VersionKey, copy: int | None) -> Iterator[int]:
         try:
-            version = open_private_folder(Path(_name(key)), self._folder, create=False)
+            version = open_folder(Path(_name(key)), self._folder, create=False)
         except FileNotFoundError:
             raise SnapshotError(f"{self._named(key, copy)} does not exist") from None
         try:
@@ -311,9 +322,9 @@ class HostSnapshots:
         except OSError as error:
             what = "is a link" if is_link(name, version) else f"cannot be read: {error.strerror}"
             raise SnapshotError(f"{self._named(key, copy)} {what}") from None
-        if os.fstat(file).st_uid != os.geteuid():
+        if (problem := exposure(os.fstat(file))) is not None:
             os.close(file)
-            raise SnapshotError(f"{self._named(key, copy)} belongs to another user")
+            raise SnapshotError(f"{self._named(key, copy)} {problem}")
         return file
 
     def _named(self, key: VersionKey, copy: int | None) -> str:
@@ -330,7 +341,7 @@ class HostSnapshots:
             if file.endswith(_WRITTEN):
                 os.unlink(file, dir_fd=self._folder)
         for name, _ in self._version_folders():
-            version = open_private_folder(Path(name), self._folder, create=False)
+            version = open_folder(Path(name), self._folder, create=False)
             try:
                 files = names_in(version)
                 for file in files:
@@ -350,6 +361,25 @@ class HostSnapshots:
         return sum(status.st_size for status in files_below(self._folder))
 
 
+def open_folder(path: Path, within: int | None = None, *, create: bool = True) -> int:
+    """Opens a private folder, see `open_private_folder`.
+
+    Raises:
+      SnapshotError: it is a link, or other users have access, or it cannot be created.
+      FileNotFoundError: it is missing, and not to be created.
+    """
+    try:
+        return open_private_folder(path, within, create=create)
+    except NotPrivateError as error:
+        raise SnapshotError(f"snapshot folder {path} {error}; choose another one") from None
+    except FileNotFoundError:
+        if not create:
+            raise
+        raise SnapshotError(f"snapshot folder {path}: {path.parent} does not exist") from None
+    except OSError as error:
+        raise SnapshotError(f"snapshot folder {path}: {error.strerror}") from None
+
+
 def _open_locked(name: Path, within: int, path: Path) -> tuple[int, int]:
     """Opens the folder of a host, and locks it; returns both file descriptors.
 
@@ -357,7 +387,7 @@ def _open_locked(name: Path, within: int, path: Path) -> tuple[int, int]:
       SnapshotError: another process has it.
     """
     while True:
-        folder = open_private_folder(name, within)
+        folder = open_folder(name, within)
         lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -374,19 +404,6 @@ def _open_locked(name: Path, within: int, path: Path) -> tuple[int, int]:
             pass
         os.close(folder)
         os.close(lock)
-
-
-def _write_whole(folder: int, name: str, content: bytes) -> None:
-    """Writes a small file, all or nothing."""
-    written = f"{name}.{threading.get_ident()}{_WRITTEN}"
-    file = os.open(written, _CREATE, 0o600, dir_fd=folder)
-    try:
-        with os.fdopen(file, "wb") as opened:
-            opened.write(content)
-        os.rename(written, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        os.unlink(written, dir_fd=folder)
-        raise
 
 
 def _position(file: int) -> int:

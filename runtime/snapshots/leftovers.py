@@ -11,14 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pathways.runtime.snapshots.host_snapshots import LOCK, OWNER
-from pathways.runtime.snapshots.private_folder import (
-    files_below,
-    names_in,
-    open_private_folder,
-    read_file,
-    remove_files,
-)
+from pathways.runtime.resources.folders import files_below, names_in, read_file, remove_files
+from pathways.runtime.snapshots.host_snapshots import LOCK, OWNER, open_folder
 
 _HOST = re.compile(r"host\d+")
 
@@ -101,14 +95,14 @@ def remove_leftovers(
 def _unused(folder: Path) -> Iterator[tuple[str, str, int, int]]:
     """Yields the cluster, the name, the lock and the folder of each host that no process has."""
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
-        upper = open_private_folder(folder, create=False)
+        upper = open_folder(folder, create=False)
         opened.callback(os.close, upper)
         for cluster in sorted(names_in(upper)):
             with contextlib.suppress(OSError), contextlib.ExitStack() as inner:
-                middle = open_private_folder(Path(cluster), upper, create=False)
+                middle = open_folder(Path(cluster), upper, create=False)
                 inner.callback(os.close, middle)
                 for host in filter(_HOST.fullmatch, sorted(names_in(middle))):
-                    below = open_private_folder(Path(host), middle, create=False)
+                    below = open_folder(Path(host), middle, create=False)
                     inner.callback(os.close, below)
                     lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
                     try:

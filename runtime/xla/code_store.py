@@ -8,11 +8,9 @@ and no other user can write to them; any other file counts as missing.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
-import secrets
 import stat
 import sys
 import threading
@@ -20,9 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
+from pathways.runtime.resources.folders import exposure, open_private_folder, replace_file
 from pathways.runtime.resources.paths import path_in_environment
 
 _MAGIC = b"pathways"
+_FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IWOTH
+"""Mode bits by which other users may write code that this user runs."""
+
 _FILE_NAME = re.compile(r"[0-9a-f]{64}\.code(\.[0-9a-f]{16}\.tmp)?")
 """Pattern of the names of a store's files: a key, with a random suffix while the file is being written."""
 
@@ -79,9 +81,9 @@ class CodeStore:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._opened() as folder:
-                _replace(_name(key), _header(key, code) + code, folder)
+                replace_file(_name(key), _header(key, code) + code, folder)
         except OSError as error:
-            self._report(error.strerror or str(error))
+            self._report(error.strerror or f"it {error}")
             return
         if self._counts_as_due(len(code)):
             self.trim()
@@ -117,13 +119,8 @@ class CodeStore:
         Raises:
           OSError: the folder does not exist, is a link, or other users may write to it.
         """
-        # For its message alone: the flags below reject a link, too, as no folder.
-        if self.folder.is_symlink():
-            raise OSError(errno.ELOOP, "it must not be a link")
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        folder = open_private_folder(self.folder, create=False, forbidden=_FORBIDDEN_MODE)
         try:
-            if not _belongs_to_user(os.fstat(folder)):
-                raise OSError(errno.EPERM, "it must be yours, and no one else may write to it")
             yield folder
         finally:
             os.close(folder)
@@ -188,19 +185,6 @@ def _reader(folder: int) -> Callable[[str, int], int]:
     return lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
 
 
-def _replace(name: str, content: bytes, folder: int) -> None:
-    """Writes a file of a folder atomically."""
-    temporary = f"{name}.{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        _delete(temporary, folder)
-        raise
-
-
 def _files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
     """Yields the files of a store in a folder, including unfinished ones that a killed process left."""
     abandoned = time.time() - _ABANDONED_AFTER_SECONDS
@@ -214,12 +198,8 @@ def _files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
             yield name, status
 
 
-def _belongs_to_user(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def _is_file_of_user(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and _belongs_to_user(status)
+    return stat.S_ISREG(status.st_mode) and exposure(status, _FORBIDDEN_MODE) is None
 
 
 def _delete(name: str, folder: int) -> None:

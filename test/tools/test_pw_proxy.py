@@ -331,7 +331,6 @@ def test_a_folder_that_others_may_enter(tmp_path: Path) -> None:
     done = run("--listen", f"unix:{tmp_path}/jax")
     assert done.returncode == 1
     assert done.stderr == (
-        f"pw-proxy: error: folder {tmp_path} can be entered or written to by other users, and clients of "
-        f"a socket there can run code; use a new folder, such as that of {tmp_path}/private/jax, which is "
-        "created\n"
+        f"pw-proxy: error: folder {tmp_path} is open to others (mode 0711), and clients of a socket there "
+        f"can run code; use a new folder, such as that of {tmp_path}/private/jax, which is created\n"
     )

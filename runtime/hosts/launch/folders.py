@@ -23,6 +23,7 @@ from pathways.runtime.hosts.launch.sockets import Address, connect_to
 from pathways.runtime.hosts.protocol.acceptor import NotAuthenticatedError, open_connection
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.folders import exposure, replace_file
 from pathways.runtime.resources.paths import path_in_environment
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -95,14 +96,9 @@ class ClusterFolder:
           HostError: other users may enter it, it belongs to another user, or it does not exist.
         """
         with self._os_errors():
-            status = self.path.stat()
-        if status.st_uid != os.getuid():
-            raise HostError(f"{self.path}, the folder of {self}, belongs to another user")
-        if mode := status.st_mode & 0o077:
-            raise HostError(
-                f"{self.path}, the folder of {self}, is open to others (mode {0o700 | mode:04o}): "
-                f"chmod 700 {self.path}"
-            )
+            problem = exposure(self.path.stat())
+        if problem is not None:
+            raise HostError(f"{self.path}, the folder of {self}, {problem}: chmod 700 {self.path}")
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -123,7 +119,7 @@ class ClusterFolder:
                 raise HostStartError(f"{self} {state} (process {self.pid()})")
             with self._os_errors():
                 self._remove_left()
-                _write(self._pid, f"{os.getpid()}\n")
+                replace_file(self._pid, f"{os.getpid()}\n".encode())
             try:
                 yield
             finally:
@@ -159,7 +155,7 @@ class ClusterFolder:
           HostError: the file cannot be written.
         """
         with self._os_errors():
-            _write(self._address, f"{shown(address)}\n")
+            replace_file(self._address, f"{shown(address)}\n".encode())
 
     def secret(self, token: Path | None = None) -> bytes:
         """Returns the secret of the cluster, from a file; by default from the token file, which is created.
@@ -173,7 +169,7 @@ class ClusterFolder:
             return secret_of(str(token), "token")
         if not self.token.exists():
             with self._os_errors():
-                _write(self.token, f"{secrets.token_hex(32)}\n")
+                replace_file(self.token, f"{secrets.token_hex(32)}\n".encode())
         return secret_of(str(self.token), "token")
 
     def _remove_left(self) -> None:
@@ -295,18 +291,6 @@ def _locked(lock: int, kind: int, seconds: float) -> bool:
             time.sleep(0.02)
         else:
             return True
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file that only this user may read, atomically."""
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
-    new.replace(path)
 
 
 def _read(path: Path) -> str | None:

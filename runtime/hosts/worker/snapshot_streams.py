@@ -27,7 +27,7 @@ from pathways.runtime.hosts.protocol.snapshot_messages import (
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.resilience.records import VersionKey
-from pathways.runtime.snapshots.private_folder import SnapshotError
+from pathways.runtime.snapshots.block_file import SnapshotError
 
 _CHUNKS_A_SECOND = 16
 """Minimum number of chunks per second at a limited rate: streams share it, and readers must not time out."""

@@ -45,11 +45,14 @@ from pathways.runtime.hosts.worker.snapshot_streams import SnapshotStreams, Stre
 from pathways.runtime.local.recording import span
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.resources.threads import start_thread
-from pathways.runtime.snapshots.block_file import read_blocks, write_blocks
+from pathways.runtime.snapshots.block_file import SnapshotError, read_blocks, write_blocks
 from pathways.runtime.snapshots.block_record import StateBlock
-from pathways.runtime.snapshots.host_snapshots import HostSnapshots, default_snapshot_folder
+from pathways.runtime.snapshots.host_snapshots import (
+    HostSnapshots,
+    SnapshotInUseError,
+    default_snapshot_folder,
+)
 from pathways.runtime.snapshots.leftovers import remove_leftovers
-from pathways.runtime.snapshots.private_folder import SnapshotError, SnapshotInUseError
 from pathways.runtime.snapshots.run_names import (
     client_of,
     client_run_name,

@@ -63,8 +63,8 @@ def test_a_folder_that_others_may_enter_or_write_to(tmp_path: Path, mode: int) -
 
 
 def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(ServerError, match=f"folder {tmp_path} belongs to another user"):
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ServerError, match=f"folder {tmp_path} belongs to user"):
         ListeningSocket(tmp_path / "jax")
 
 

@@ -18,10 +18,10 @@ import pytest
 
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.snapshots import host_snapshots
+from pathways.runtime.snapshots.block_file import SnapshotError
 from pathways.runtime.snapshots.block_record import StateBlock
 from pathways.runtime.snapshots.host_snapshots import HostSnapshots, default_snapshot_folder
 from pathways.runtime.snapshots.leftovers import find_leftovers, remove_leftovers
-from pathways.runtime.snapshots.private_folder import SnapshotError
 
 KEY, NEXT = VersionKey(10, 1), VersionKey(20, 1)
 
@@ -213,12 +213,12 @@ def test_snapshots_refuse_links_and_open_folders(tmp_path: Path, depth: int):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     folder.symlink_to(elsewhere)
-    with pytest.raises(SnapshotError, match="is a link; remove it, or choose another one"):
+    with pytest.raises(SnapshotError, match="is a link; choose another one"):
         HostSnapshots(tmp_path / "mine", "run", 2)
     folder.unlink()
     folder.mkdir()
     folder.chmod(0o755)
-    with pytest.raises(SnapshotError, match=r"has mode 0755, and only its user may enter it \(0700\)"):
+    with pytest.raises(SnapshotError, match=r"is open to others \(mode 0755\); choose another one"):
         HostSnapshots(tmp_path / "mine", "run", 2)
 
 
