@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 
 from jaxlib.mlir import ir
 
 from pathways.dialect.attributes.names import FORM
 from pathways.dialect.operations.operation import attribute_of, parts_of
-from pathways.dialect.relations.program_view import ProgramView, read_hosts, read_program
+from pathways.dialect.relations.program_view import ProgramView, Report, read_hosts, read_program
 from pathways.dialect.relations.relations import calls_of_symbols_end
 from pathways.dialect.verification.forms import FORMS, PARTS, UNCLAIMED, Form, foreign_form, form_of
 from pathways.dialect.verification.wellformed import WellFormed
-
-Report = Callable[[ir.OpView, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
