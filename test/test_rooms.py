@@ -98,8 +98,7 @@ EXCEPTIONS = {
     "passes.schedule.search.exact imports ortools inside of a function",
     "passes.analysis.flow imports scipy inside of a function",
     "runtime.hosts.launch.ray_launcher imports ray inside of a function",
-    "runtime.hosts.worker.checkpoints imports tensorstore inside of a function",
-    "runtime.proxy.persistence imports tensorstore inside of a function",
+    "runtime.snapshots.array_files imports tensorstore inside of a function",
 }
 """Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, and
 scipy takes longer to import than a small program to place."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from pathways.compiler.data.host_checkpoints import CheckpointFailedError, HostSave
 from pathways.runtime.hosts.client import connect
-from pathways.runtime.hosts.worker.checkpoints import system_error
+from pathways.runtime.snapshots.array_files import system_error
 
 _WRITERS_SECONDS = 60.0
 

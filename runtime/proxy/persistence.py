@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import abc
 import base64
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import errno
 import itertools
 import os
-import re
 import shutil
 import time
 import uuid
@@ -39,10 +37,8 @@ from pathways.runtime.proxy.devices import (
 from pathways.runtime.proxy.plugin_programs import PluginProgram
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.folders import PermittedFolders, descend, refuse_links_below
+from pathways.runtime.snapshots.array_files import ArrayFiles, load_tensorstore, system_error
 from pathways.runtime.xla import ifrt
-
-_MAX_IN_FLIGHT_BYTES = 256 << 20
-"""Bytes that are encoded and written, or read, at the same time."""
 
 _CONTEXT = {"file_io_concurrency": {"limit": 128}}
 _COMPRESSOR = {"id": "zstd", "level": 1}
@@ -250,6 +246,10 @@ def parse_read(served: ServedDevices, body: Any) -> ReadProgram:
 def _invalid(kind: str) -> Iterator[None]:
     try:
         yield
+    except ImportError as error:
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED, f"the server needs more packages to write and read arrays: {error}"
+        ) from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"invalid {kind}: {error!r}") from None
 
@@ -258,7 +258,7 @@ def _fields(
     served: ServedDevices, requests: Sequence[Mapping[str, Any]], *, is_read: bool
 ) -> tuple[Any, ...]:
     """Returns devices, folders, arrays and timeout of a program."""
-    _tensorstore()
+    load_tensorstore()
     if not requests:
         raise StatusError(StatusCode.INVALID_ARGUMENT, "a request of no array")
     stored = tuple(_stored(served, request, is_read) for request in requests)
@@ -340,40 +340,24 @@ def _write_all(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
 
 def _write_new(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob) -> None:
     """Writes arrays to folders `0`, `1`, ... of a new folder; waits until the files are synchronised."""
-    ts = _tensorstore()
-    context = ts.Context(_CONTEXT)
-    opened = []
-    pending: collections.deque[tuple[Any, int]] = collections.deque()
-    try:
+    with ArrayFiles(_CONTEXT, job.result_of) as files:
+        opened = []
         for number, (stored, array) in enumerate(pairs):
             chunks = [max(size, 1) for size in stored.placement.sharding.shard_shape(stored.shape)]
-            store = {
+            spec = {
                 "driver": "zarr",
                 "kvstore": {"driver": "file", "path": f"{_path_of(folder)}{number}/"},
                 "dtype": array.read()[0].dtype.name,
                 "metadata": {"shape": stored.shape, "chunks": chunks, "compressor": _COMPRESSOR},
                 "store_data_equal_to_fill_value": True,
             }
-            opened.append(ts.open(store, create=True, open=True, context=context))
-        in_flight = 0
+            opened.append(files.open(spec, create=True, open=True))
         for future, (stored, array) in zip(opened, pairs, strict=True):
             store = job.result_of(future)
             # Each block once: several devices may have equal shards.
             for bounds, shard in dict(zip(stored.bounds, array.shards, strict=True)).items():
-                value = ifrt.host_value(shard)
-                while pending and in_flight + value.nbytes > _MAX_IN_FLIGHT_BYTES:
-                    oldest, size = pending.popleft()
-                    job.result_of(oldest)
-                    in_flight -= size
-                write = store[_slices(bounds)].write(value, can_reference_source_data_indefinitely=True)
-                pending.append((write, value.nbytes))
-                in_flight += value.nbytes
-        for write, _ in pending:
-            job.result_of(write)
-    finally:
-        # Waits for all writes: they use the descriptor of the folder, which may name another one once closed.
-        for future in (*opened, *(write for write, _ in pending)):
-            future.exception()
+                files.write(store[_slices(bounds)], ifrt.host_value(shard))
+        files.finish()
 
 
 def _read_all(folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], job: FileJob) -> None:
@@ -402,23 +386,15 @@ def _read_all(folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], jo
 
 def _read_one(stored: StoredArray, kvstore: Mapping[str, str], job: FileJob) -> list[np.ndarray]:
     """Returns the value of the shard of each device."""
-    ts = _tensorstore()
     dtype = stored.spec.dtype
-    futures: dict[Bounds, Any] = {}
-    opened = ts.open(
-        {"driver": "auto", "kvstore": kvstore}, open=True, read=True, context=ts.Context(_CONTEXT)
-    )
-    try:
-        store = job.result_of(opened)
+    with ArrayFiles(_CONTEXT, job.result_of) as files:
+        store = job.result_of(files.open({"driver": "auto", "kvstore": kvstore}, open=True, read=True))
         if tuple(store.shape) != stored.shape:
             raise StatusError(
                 StatusCode.INVALID_ARGUMENT, f"has the shape {tuple(store.shape)}, not {stored.shape}"
             )
-        futures = {bounds: store[_slices(bounds)].read() for bounds in stored.bounds}
+        futures = {bounds: files.read(store[_slices(bounds)]) for bounds in stored.bounds}
         read = {bounds: np.asarray(job.result_of(future)) for bounds, future in futures.items()}
-    finally:
-        for future in (opened, *futures.values()):
-            future.exception()
     converted = {
         bounds: value if value.dtype == dtype else value.astype(dtype) for bounds, value in read.items()
     }
@@ -444,18 +420,6 @@ def _slices(bounds: Bounds) -> tuple[slice, ...]:
     return tuple(slice(*pair) for pair in bounds)
 
 
-def _tensorstore() -> Any:
-    try:
-        import tensorstore
-    except ImportError as error:
-        raise StatusError(
-            StatusCode.UNIMPLEMENTED,
-            "the server needs more packages to write and read arrays: "
-            f"pip install 'pathways-mlir[checkpoint]' ({error})",
-        ) from None
-    return tensorstore
-
-
 @contextlib.contextmanager
 def _subject(name: str) -> Iterator[None]:
     """Puts the name of the subject in front of the message of an error."""
@@ -466,7 +430,6 @@ def _subject(name: str) -> Iterator[None]:
         raise StatusError(status.code, f"{name}: {status.message}") from None
 
 
-_OS_ERROR = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
 _CODES = {
     errno.EACCES: StatusCode.PERMISSION_DENIED,
     errno.EPERM: StatusCode.PERMISSION_DENIED,
@@ -482,12 +445,10 @@ def _status(error: Exception) -> StatusError:
     None of them is NOT_FOUND or DATA_LOSS, which libraries for elastic training take for a lost slice.
     """
     text = str(error)
-    number = error.errno if isinstance(error, OSError) else None
-    match = _OS_ERROR.search(text)
-    if match is not None and isinstance(error, ValueError | RuntimeError):
-        number = int(match[1] or match[2])
-    if number is not None:
-        return StatusError(_CODES.get(number, StatusCode.FAILED_PRECONDITION), os.strerror(number))
+    of_system = error if isinstance(error, OSError) else system_error(error)
+    if of_system is not None and of_system.errno is not None:
+        code = _CODES.get(of_system.errno, StatusCode.FAILED_PRECONDITION)
+        return StatusError(code, os.strerror(of_system.errno))
     if isinstance(error, ValueError) and "tensorstore_spec" in text:
         return StatusError(StatusCode.FAILED_PRECONDITION, text.partition(" [")[0].partition(": ")[2])
     return status_of(error)

@@ -6,12 +6,7 @@ as long as the disk does, and holds no array. `snapshots.map_blocks` takes the p
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
-import os
-import re
-import threading
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +18,8 @@ import numpy as np
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
+from pathways.runtime.snapshots.array_files import ArrayFiles, system_error
 from pathways.runtime.xla import pjrt
-
-_IN_FLIGHT = 256 << 20
-"""Bytes that are encoded and written, or read, concurrently."""
-
-_lock = threading.Lock()
 
 
 @of_package
@@ -122,67 +113,35 @@ def _copied(shard: jax.Array) -> np.ndarray[Any, Any]:
     return copied
 
 
-@functools.cache
-def _tensorstore() -> Any:
-    try:
-        import tensorstore
-    except ImportError as error:
-        raise CallRefused(
-            "import", f"needs orbax-checkpoint: pip install pathways-mlir[checkpoint] ({error})"
-        ) from None
-    return tensorstore
-
-
 def _write_all(leaves: Sequence[dict[str, Any]], kept: list[Any], settings: Any) -> None:
-    ts = _tensorstore()
-    with_context = {"context": ts.Context(settings)}
-    opened: list[Any] = []
-    flight = _Flight()
-    try:
-        for leaf in leaves:
-            opened.append(ts.open(ts.Spec(leaf["spec"]), create=True, open=True, **with_context))
+    with ArrayFiles(settings) as files:
+        opened = [files.open(leaf["spec"], create=True, open=True) for leaf in leaves]
         for future, leaf in zip(opened, leaves, strict=True):
             store = future.result()
             for number, first in leaf["pieces"]:
                 data = kept[number]
                 # The write alone holds the copy, which is freed when it is done.
                 kept[number] = None
-                flight.add(
-                    lambda store=store, data=data, first=first: store[_block(first, data.shape)].write(
-                        data, can_reference_source_data_indefinitely=True
-                    ),
-                    data.nbytes,
-                )
-        flight.land()
-    finally:
-        # Wait after errors, too: later writes would get into the next save of this step.
-        flight.settle()
-        for future in opened:
-            future.exception()
+                files.write(store[_block(first, data.shape)], data)
+        files.finish()
 
 
 def _read_all(leaves: Sequence[dict[str, Any]], settings: Any) -> list[Any]:
-    ts = _tensorstore()
-    options = {"open": True, "read": True, "context": ts.Context(settings)}
-    opened = [ts.open(ts.Spec(leaf["spec"]), **options) for leaf in leaves]
-    call, flight = context(), _Flight()
+    call = context()
     shards: list[dict[tuple[tuple[int, int], ...], Any]] = []
-    for future, leaf, result, sharding in zip(opened, leaves, call.results, call.shardings, strict=True):
-        store = future.result()
-        itemsize = jax.numpy.dtype(result.dtype).itemsize
-        reads: dict[tuple[tuple[int, int], ...], Any] = {}
-        for index in sharding.addressable_devices_indices_map(result.shape).values():
-            bounds = _bounds(index, result.shape)
-            if bounds in reads:
-                continue
-            shape = [stop - start for start, stop in bounds]
-            first = [offset + start for offset, (start, _) in zip(leaf["first"], bounds, strict=True)]
-            reads[bounds] = flight.add(
-                lambda store=store, first=first, shape=shape: store[_block(first, shape)].read(),
-                itemsize * int(np.prod(shape)),
-            )
-        shards.append(reads)
-    flight.land()
+    with ArrayFiles(settings) as files:
+        opened = [files.open(leaf["spec"], open=True, read=True) for leaf in leaves]
+        for future, leaf, result, sharding in zip(opened, leaves, call.results, call.shardings, strict=True):
+            store = future.result()
+            reads: dict[tuple[tuple[int, int], ...], Any] = {}
+            for index in sharding.addressable_devices_indices_map(result.shape).values():
+                bounds = _bounds(index, result.shape)
+                if bounds not in reads:
+                    shape = [stop - start for start, stop in bounds]
+                    first = [offset + start for offset, (start, _) in zip(leaf["first"], bounds, strict=True)]
+                    reads[bounds] = files.read(store[_block(first, shape)])
+            shards.append(reads)
+        files.finish()
     return [
         _assembled(reads, result, sharding)
         for reads, result, sharding in zip(shards, call.results, call.shardings, strict=True)
@@ -212,53 +171,14 @@ def _block(first: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(first, shape, strict=True))
 
 
-class _Flight:
-    """Window of concurrent reads or writes, limited in bytes."""
-
-    def __init__(self) -> None:
-        self._futures: collections.deque[tuple[Any, int]] = collections.deque()
-        self._bytes = 0
-
-    def add(self, begin: Any, size: int) -> Any:
-        """Begins a read or write when there is room for its bytes; returns its future."""
-        while self._futures and self._bytes + size > _IN_FLIGHT:
-            self._land_one()
-        future = begin()
-        self._futures.append((future, size))
-        self._bytes += size
-        return future
-
-    def land(self) -> None:
-        """Waits for all; raises the error of the first that failed."""
-        while self._futures:
-            self._land_one()
-
-    def settle(self) -> None:
-        """Waits for all, whether they fail or not."""
-        while self._futures:
-            self._futures.popleft()[0].exception()
-
-    def _land_one(self) -> None:
-        future, size = self._futures.popleft()
-        self._bytes -= size
-        future.result()
-
-
 @contextlib.contextmanager
 def _errors_of_system(folder: str) -> Any:
     """Raises operating system errors of tensorstore as `OSError`."""
     try:
         yield
+    except ImportError as error:
+        raise CallRefused("import", f"needs orbax-checkpoint: {error}") from None
     except (ValueError, RuntimeError) as error:
         if (of_system := system_error(error, folder)) is None:
             raise
         raise of_system from None
-
-
-def system_error(error: Exception, folder: str) -> OSError | None:
-    """Returns the operating system's error in an error of tensorstore about a folder; None for others."""
-    found = re.search(r"os_error_code='(\d+)'|OS error (\d+)", str(error))
-    if isinstance(error, OSError) or found is None:
-        return None
-    number = int(found[1] or found[2])
-    return OSError(number, os.strerror(number), folder)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pathways.runtime.hosts.worker import checkpoints
+from pathways.runtime.snapshots import array_files
 
 
 class Future:
@@ -33,9 +34,6 @@ class Tensorstore:
 
     def __init__(self) -> None:
         self.futures: list[Future] = []
-
-    def Spec(self, spec: object) -> object:
-        return spec
 
     def Context(self, settings: object) -> object:
         return settings
@@ -63,7 +61,7 @@ class _Store:
 @pytest.mark.parametrize("where", [0, 1, 3])
 def test_worker_checkpoints_end_writes_before_an_error(monkeypatch, fails, where):
     tensorstore = Tensorstore()
-    monkeypatch.setattr(checkpoints, "_tensorstore", lambda: tensorstore)
+    monkeypatch.setattr(array_files, "load_tensorstore", lambda: tensorstore)
     leaves = [{"spec": {"fails": fails} if n == where else {}, "pieces": [(n, (0,))]} for n in range(4)]
     with pytest.raises((OSError, ValueError)):
         checkpoints._write_all(leaves, [np.zeros(4)] * 4, {})
