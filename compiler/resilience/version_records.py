@@ -76,7 +76,7 @@ class _LocalArray(msgspec.Struct, frozen=True, tag="array"):
       shape: the shape of its data; of typed PRNG keys that of their words.
       key: the implementation of typed PRNG keys; empty for others.
       is_weak: whether its dtype is weak.
-      data: its bytes, in base64.
+      data: its bytes.
     """
 
     name: str
@@ -85,7 +85,7 @@ class _LocalArray(msgspec.Struct, frozen=True, tag="array"):
     dtype: str
     key: str
     is_weak: bool
-    data: str
+    data: bytes
 
 
 class _LocalNumber(msgspec.Struct, frozen=True, tag="number"):
@@ -270,8 +270,7 @@ def _array(
     key: str = "",
     is_weak: bool = False,
 ) -> _LocalArray:
-    encoded = base64.b64encode(data.tobytes()).decode()
-    return _LocalArray(name, kind, data.shape, data.dtype.name, key, is_weak, encoded)
+    return _LocalArray(name, kind, data.shape, data.dtype.name, key, is_weak, data.tobytes())
 
 
 def _local_value(leaf: _LocalArray | _LocalNumber) -> Any:
@@ -286,7 +285,7 @@ def _local_value(leaf: _LocalArray | _LocalNumber) -> Any:
                 return float.fromhex(leaf.value)
     dtype = jax.numpy.dtype(leaf.dtype)
     # A copy, because an array of bytes cannot be changed.
-    data = np.frombuffer(base64.b64decode(leaf.data), dtype).reshape(leaf.shape).copy()
+    data = np.frombuffer(leaf.data, dtype).reshape(leaf.shape).copy()
     match leaf.kind:
         case "array":
             return data
