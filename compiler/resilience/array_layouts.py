@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.specs import dims_of
-from pathways.compiler.resilience.block_rows import Bounds, Rows, block_name, blocks_in, common_bounds
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.local.devices import mesh_of
+from pathways.runtime.plan.block_rows import Bounds, block_name, blocks_in, common_bounds, index_of, rows_of
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice
 
@@ -159,14 +159,11 @@ class ArrayLayout:
             # Which replicas run is no matter: as many have the same blocks.
             shardings += [self.replicas.sharding(range(count)) for count in self.replicas.split]
         shards = (
-            self._rows(index)
+            rows_of(index, self.shape)
             for sharding in shardings
             for index in sharding.devices_indices_map(self.shape).values()
         )
         return common_bounds(len(self.shape), shards)
-
-    def _rows(self, index: Index) -> Rows:
-        return tuple(own.indices(size)[:2] for own, size in zip(index, self.shape, strict=True))
 
     def sharding_of(self, replicas: Sequence[int] | None) -> jax.sharding.Sharding:
         """Returns the sharding of its data when other replicas run; its own for None."""
@@ -181,12 +178,12 @@ class ArrayLayout:
 
     def blocks_in(self, index: Index) -> Iterator[Index]:
         """Yields the blocks in a part of the array, by their positions."""
-        for rows in blocks_in(self._rows(index), self.bounds):
-            yield tuple(slice(*side) for side in rows)
+        for rows in blocks_in(rows_of(index, self.shape), self.bounds):
+            yield index_of(rows)
 
     def block(self, index: Index) -> str:
         """Returns the name of a block, such as `state['w'][0:4, :]`; without rows where it is the array."""
-        return block_name(self.name, self._rows(index), self.shape)
+        return block_name(self.name, rows_of(index, self.shape), self.shape)
 
 
 def relative(index: Index, shard: Index) -> Index:

@@ -12,7 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.resilience.block_rows import (
+from pathways.compiler.resilience.host_replicas import HostReplicaLayout, HostReplicaLayouts, SlicePlacement
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.cluster.host import Location
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, ResultArray
+from pathways.runtime.hosts.protocol.programs import ReplicaBlock
+from pathways.runtime.hosts.protocol.shards import shard_indices
+from pathways.runtime.plan.block_rows import (
     Bounds,
     Rows,
     block_name,
@@ -20,12 +26,6 @@ from pathways.compiler.resilience.block_rows import (
     common_bounds,
     rows_within,
 )
-from pathways.compiler.resilience.host_replicas import HostReplicaLayout, HostReplicaLayouts, SlicePlacement
-from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.cluster.host import Location
-from pathways.runtime.hosts.protocol.messages import DeviceLayout, ResultArray
-from pathways.runtime.hosts.protocol.programs import ReplicaBlock
-from pathways.runtime.hosts.protocol.shards import shard_indices
 from pathways.runtime.resilience.records import Blocks, Holdings
 
 

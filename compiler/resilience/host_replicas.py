@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from pathways.compiler.resilience.array_layouts import SharedDimensions
-from pathways.compiler.resilience.block_rows import Rows
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
+from pathways.runtime.plan.block_rows import Rows
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice
 

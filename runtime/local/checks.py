@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import NamedSharding
 
+from pathways.runtime.plan.block_rows import rows_of
 from pathways.runtime.plan.plan import ArrayType, Launch, Plan, Slot, Transfer
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import CompileError
@@ -106,7 +107,7 @@ def _same_shards(source: NamedSharding, target: NamedSharding, shape: tuple[int,
         return True
     held, needed = (
         [
-            [range_.indices(size)[:2] for range_, size in zip(indices[device], shape, strict=True)]
+            rows_of(indices[device], shape)
             for indices in (sharding.devices_indices_map(shape),)
             for device in sharding.mesh.devices.flat
         ]

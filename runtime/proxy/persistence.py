@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways.runtime.plan.block_rows import Rows, index_of, rows_of
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import PendingArray, ProxyArray
 from pathways.runtime.proxy.devices import (
@@ -48,9 +49,6 @@ _COPY_MEMORY = "pinned_host"
 
 Run = Callable[[Callable[[], None]], None]
 """Function that runs another one in a thread."""
-
-Bounds = tuple[tuple[int, int], ...]
-"""Start and stop of a shard in each dimension."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +79,10 @@ class StoredArray:
         return self.name.split("/")
 
     @property
-    def bounds(self) -> list[Bounds]:
-        """The bounds of the shard of each device."""
+    def bounds(self) -> list[Rows]:
+        """The rows of the shard of each device."""
         indices = self.placement.sharding.devices_indices_map(self.shape)
-        return [
-            tuple(index.indices(size)[:2] for index, size in zip(indices[device], self.shape, strict=True))
-            for device in self.placement.devices
-        ]
+        return [rows_of(indices[device], self.shape) for device in self.placement.devices]
 
     def __str__(self) -> str:
         return f"array {self.name[:200]!r} in folder {self.folder[:1000]!r}"
@@ -356,7 +351,7 @@ def _write_new(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
             store = job.result_of(future)
             # Each block once: several devices may have equal shards.
             for bounds, shard in dict(zip(stored.bounds, array.shards, strict=True)).items():
-                files.write(store[_slices(bounds)], ifrt.host_value(shard))
+                files.write(store[index_of(bounds)], ifrt.host_value(shard))
         files.finish()
 
 
@@ -393,7 +388,7 @@ def _read_one(stored: StoredArray, kvstore: Mapping[str, str], job: FileJob) -> 
             raise StatusError(
                 StatusCode.INVALID_ARGUMENT, f"has the shape {tuple(store.shape)}, not {stored.shape}"
             )
-        futures = {bounds: files.read(store[_slices(bounds)]) for bounds in stored.bounds}
+        futures = {bounds: files.read(store[index_of(bounds)]) for bounds in stored.bounds}
         read = {bounds: np.asarray(job.result_of(future)) for bounds, future in futures.items()}
     converted = {
         bounds: value if value.dtype == dtype else value.astype(dtype) for bounds, value in read.items()
@@ -414,10 +409,6 @@ def _opened(folder: int, names: Sequence[str], create: bool = False) -> Iterator
         yield below
     finally:
         os.close(below)
-
-
-def _slices(bounds: Bounds) -> tuple[slice, ...]:
-    return tuple(slice(*pair) for pair in bounds)
 
 
 @contextlib.contextmanager

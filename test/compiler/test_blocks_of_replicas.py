@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pathways.compiler.resilience.block_rows import Rows, block_name, blocks_in, common_bounds, rows_within
 from pathways.compiler.resilience.host_layouts import HostArrayLayout, layout_of_array
 from pathways.compiler.resilience.host_replicas import HostReplicaLayouts, SlicePlacement
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import shard_indices
 from pathways.runtime.hosts.worker.snapshots import _blocks_of
+from pathways.runtime.plan.block_rows import Rows, block_name, blocks_in, common_bounds, rows_within
 from pathways.runtime.resources.cluster import Device, Host
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import make_virtual_device_set

@@ -19,6 +19,7 @@ import numpy as np
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.worker.call_runner import CallRefused, context, numpy_of, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
+from pathways.runtime.plan.block_rows import rows_of, shape_of
 from pathways.runtime.xla import pjrt
 
 _BYTES = "bytes"
@@ -264,15 +265,13 @@ def batch(*, source: str, number: int) -> list[Any]:
     call.about = f", batch {number}"
     opened: _OpenInput = call.kept[source]
     plan = [
-        [(device, _bounds(index, result.shape)) for device, index in own.items()]
+        [(device, rows_of(index, result.shape)) for device, index in own.items()]
         for result, sharding in zip(call.results, call.shardings, strict=True)
         for own in [sharding.addressable_devices_indices_map(result.shape)]
     ]
     shards: list[dict[Any, np.ndarray[Any, Any]]] = [
         {
-            bounds: opened.memory.array(
-                [stop - start for start, stop in bounds], jax.numpy.dtype(result.dtype)
-            )
+            bounds: opened.memory.array(shape_of(bounds), jax.numpy.dtype(result.dtype))
             for bounds in {bounds for _, bounds in own}
         }
         for own, result in zip(plan, call.results, strict=True)
@@ -365,10 +364,6 @@ def checked(where: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
             return array
         got = f"{array.dtype}{list(array.shape)}"
     raise CallRefused("result", f"{where} is {got}: expected {dtype}{list(shape)}")
-
-
-def _bounds(index: Any, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _kind(value: Any) -> str:

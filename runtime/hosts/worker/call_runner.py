@@ -42,6 +42,7 @@ from pathways.runtime.hosts.worker.array_store import (
     sharding_of,
 )
 from pathways.runtime.hosts.worker.client_modules import ClientModules, find_function
+from pathways.runtime.plan.block_rows import rows_of, rows_within, shape_of
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import PACKAGE_FOLDERS
@@ -328,21 +329,16 @@ def _own_block(array: jax.Array) -> jax.Array:
     whole, shards = array.sharding, array.addressable_shards
     assert isinstance(whole, NamedSharding)
     own = NamedSharding(whole.mesh.local_mesh, whole.spec, memory_kind=whole.memory_kind)
-    indices = [shard.index for shard in shards]
-    first = [min(index[dim].indices(size)[0] for index in indices) for dim, size in enumerate(array.shape)]
-    shape = tuple(
-        max(index[dim].indices(size)[1] for index in indices) - start
-        for dim, (size, start) in enumerate(zip(array.shape, first, strict=True))
-    )
+    rows = {shard.device: rows_of(shard.index, array.shape) for shard in shards}
+    sides = (zip(*of_dim, strict=True) for of_dim in zip(*rows.values(), strict=True))
+    block = tuple((min(starts), max(stops)) for starts, stops in sides)
+    shape = shape_of(block)
     expected = own.devices_indices_map(shape)
-    for shard in shards:
-        for dim, (size, start) in enumerate(zip(array.shape, first, strict=True)):
-            begin, end, _ = shard.index[dim].indices(size)
-            if expected[shard.device][dim].indices(shape[dim])[:2] != (begin - start, end - start):
-                raise ValueError(
-                    f"the shards of {array.dtype}{list(array.shape)} on this host, by {whole.spec} of "
-                    f"{dict(whole.mesh.shape)}, are no block of it"
-                )
+    if any(rows_of(expected[device], shape) != rows_within(held, block) for device, held in rows.items()):
+        raise ValueError(
+            f"the shards of {array.dtype}{list(array.shape)} on this host, by {whole.spec} of "
+            f"{dict(whole.mesh.shape)}, are no block of it"
+        )
     return jax.make_array_from_single_device_arrays(shape, own, [shard.data for shard in shards])
 
 

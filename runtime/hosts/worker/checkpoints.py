@@ -18,6 +18,7 @@ import numpy as np
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallRefused, context, of_package
 from pathways.runtime.hosts.worker.large_memory import memory_of
+from pathways.runtime.plan.block_rows import Rows, rows_of, shape_of
 from pathways.runtime.snapshots.array_files import ArrayFiles, system_error
 from pathways.runtime.xla import pjrt
 
@@ -128,18 +129,17 @@ def _write_all(leaves: Sequence[dict[str, Any]], kept: list[Any], settings: Any)
 
 def _read_all(leaves: Sequence[dict[str, Any]], settings: Any) -> list[Any]:
     call = context()
-    shards: list[dict[tuple[tuple[int, int], ...], Any]] = []
+    shards: list[dict[Rows, Any]] = []
     with ArrayFiles(settings) as files:
         opened = [files.open(leaf["spec"], open=True, read=True) for leaf in leaves]
         for future, leaf, result, sharding in zip(opened, leaves, call.results, call.shardings, strict=True):
             store = future.result()
-            reads: dict[tuple[tuple[int, int], ...], Any] = {}
+            reads: dict[Rows, Any] = {}
             for index in sharding.addressable_devices_indices_map(result.shape).values():
-                bounds = _bounds(index, result.shape)
+                bounds = rows_of(index, result.shape)
                 if bounds not in reads:
-                    shape = [stop - start for start, stop in bounds]
                     first = [offset + start for offset, (start, _) in zip(leaf["first"], bounds, strict=True)]
-                    reads[bounds] = files.read(store[_block(first, shape)])
+                    reads[bounds] = files.read(store[_block(first, shape_of(bounds))])
             shards.append(reads)
         files.finish()
     return [
@@ -154,17 +154,12 @@ def _assembled(reads: dict[Any, Any], result: Any, sharding: Any) -> Any:
     # Without x64 JAX would narrow 64-bit elements.
     with jax.enable_x64(True):
         for device, index in sharding.addressable_devices_indices_map(result.shape).items():
-            data = np.asarray(reads[_bounds(index, result.shape)].result())
+            data = np.asarray(reads[rows_of(index, result.shape)].result())
             if data.dtype != dtype:
                 data = data.astype(dtype)
             placed.append(pjrt.put_shard(data, device, sharding))
     # All shards may be on other hosts of the island.
     return jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None
-
-
-def _bounds(index: Any, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Returns the first and last-plus-one element of a shard in each dimension."""
-    return tuple(of_dim.indices(size)[:2] for of_dim, size in zip(index, shape, strict=True))
 
 
 def _block(first: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:

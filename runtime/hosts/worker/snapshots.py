@@ -43,6 +43,7 @@ from pathways.runtime.hosts.worker.large_memory import memory_of
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.hosts.worker.snapshot_streams import SnapshotStreams, StreamError
 from pathways.runtime.local.recording import span
+from pathways.runtime.plan.block_rows import index_of, rows_of, rows_within, shape_of
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.snapshots.block_file import SnapshotError, read_blocks, write_blocks
@@ -549,15 +550,13 @@ def _refusals() -> Any:
 
 def _bounds(sharding: Any, shape: Sequence[int]) -> list[Bounds]:
     """Returns for each device of this host the bounds of its shard in each dimension."""
-    return [
-        tuple(side.indices(count)[:2] for side, count in zip(index, shape, strict=True))
-        for index in sharding.addressable_devices_indices_map(tuple(shape)).values()
-    ]
+    indices = sharding.addressable_devices_indices_map(tuple(shape)).values()
+    return [rows_of(index, shape) for index in indices]
 
 
 def _index(rows: Sequence[tuple[int, int]]) -> Any:
     """Returns the index of rows; with `...`, without which that of a scalar array returns no array."""
-    return (*(slice(*side) for side in rows), ...)
+    return (*index_of(rows), ...)
 
 
 def _blocks_of(shard: Bounds, blocks: Sequence[tuple[Rows, str]]) -> list[tuple[Bounds, str]]:
@@ -570,9 +569,7 @@ def _blocks_of(shard: Bounds, blocks: Sequence[tuple[Rows, str]]) -> list[tuple[
       SnapshotError: the blocks are not all of the shard.
     """
     found = {
-        tuple(
-            (start - first, stop - first) for (start, stop), (first, _) in zip(rows, shard, strict=True)
-        ): name
+        rows_within(rows, shard): name
         for rows, name in blocks
         if len(rows) == len(shard)
         and all(
@@ -585,7 +582,7 @@ def _blocks_of(shard: Bounds, blocks: Sequence[tuple[Rows, str]]) -> list[tuple[
 
 
 def _size(bounds: Bounds) -> int:
-    return math.prod(stop - start for start, stop in bounds)
+    return math.prod(shape_of(bounds))
 
 
 def _array(result: Any, sharding: Any, shards: dict[Bounds, list[tuple[Bounds, StateBlock]]]) -> Any:
@@ -596,7 +593,7 @@ def _array(result: Any, sharding: Any, shards: dict[Bounds, list[tuple[Bounds, S
     """
     dtype = jax.numpy.dtype(result.dtype)
     for bounds, block in (one for blocks in shards.values() for one in blocks):
-        if block.data.dtype != dtype or block.data.shape != tuple(stop - start for start, stop in bounds):
+        if block.data.dtype != dtype or block.data.shape != shape_of(bounds):
             raise SnapshotError(
                 f"read: block {block.name} is {block.data.dtype}{[*block.data.shape]}, and the array is "
                 f"{dtype} with the rows {[*bounds]}"
@@ -611,7 +608,7 @@ def _array(result: Any, sharding: Any, shards: dict[Bounds, list[tuple[Bounds, S
         ):
             # New memory: JAX uses what is aligned without a copy, and a later step may donate it.
             memory = memory_of(dtype.itemsize * _size(shard))
-            data = memory.view(dtype).reshape([stop - start for start, stop in shard])
+            data = memory.view(dtype).reshape(shape_of(shard))
             for rows, block in shards[shard]:
                 data[_index(rows)] = block.data
             placed.append(pjrt.put_shard(data, device, sharding))

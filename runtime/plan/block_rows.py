@@ -1,15 +1,31 @@
-"""Rows of blocks: the cut of arrays so that shards of several layouts consist of whole blocks."""
+"""Rows of shards and blocks: the cut of arrays so that shards of several layouts consist of whole blocks."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 Rows = tuple[tuple[int, int], ...]
 """The rows of a block in each dimension, from the first to the one after the last."""
 
 Bounds = tuple[tuple[int, ...], ...]
 """The positions along each dimension between which blocks are, ascending."""
+
+
+def rows_of(index: Any, shape: Sequence[int]) -> Rows:
+    """Returns the rows of a shard whose index in an array is a tuple of slices, as in JAX."""
+    return tuple(side.indices(size)[:2] for side, size in zip(index, shape, strict=True))
+
+
+def index_of(rows: Iterable[tuple[int, int]]) -> tuple[slice, ...]:
+    """Returns the index of rows in an array."""
+    return tuple(slice(*side) for side in rows)
+
+
+def shape_of(rows: Rows) -> tuple[int, ...]:
+    """Returns the shape of a block or a shard."""
+    return tuple(stop - start for start, stop in rows)
 
 
 def common_bounds(ndim: int, shards: Iterable[Rows]) -> Bounds:
@@ -39,7 +55,7 @@ def blocks_in(shard: Rows, bounds: Bounds) -> list[Rows]:
     return [*itertools.product(*sides)]
 
 
-def rows_within(rows: Rows, shard: Rows) -> Rows:
+def rows_within(rows: Iterable[tuple[int, int]], shard: Rows) -> Rows:
     """Returns the rows that a block has in a shard, from those of both in the array."""
     return tuple((start - first, stop - first) for (start, stop), (first, _) in zip(rows, shard, strict=True))
 
