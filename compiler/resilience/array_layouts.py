@@ -16,12 +16,9 @@ from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.specs import dims_of
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.runtime.local.devices import mesh_of
-from pathways.runtime.plan.block_rows import Bounds, block_name, blocks_in, common_bounds, index_of, rows_of
+from pathways.runtime.plan.block_rows import Bounds, Rows, block_name, blocks_in, common_bounds, rows_of
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice
-
-Index = tuple[slice, ...]
-"""Position of a block in an array."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,24 +168,12 @@ class ArrayLayout:
             return self.sharding
         return self.replicas.sharding(replicas)
 
-    def blocks_of(self, sharding: jax.sharding.Sharding) -> Iterator[tuple[jax.Device, Index, list[Index]]]:
-        """Yields the shard of each device, and the blocks that it consists of, by their positions."""
+    def blocks_of(self, sharding: jax.sharding.Sharding) -> Iterator[tuple[jax.Device, Rows, list[Rows]]]:
+        """Yields each device with the rows of its shard and those of the blocks that it consists of."""
         for device, index in sharding.devices_indices_map(self.shape).items():
-            yield device, index, [*self.blocks_in(index)]
+            shard = rows_of(index, self.shape)
+            yield device, shard, blocks_in(shard, self.bounds)
 
-    def blocks_in(self, index: Index) -> Iterator[Index]:
-        """Yields the blocks in a part of the array, by their positions."""
-        for rows in blocks_in(rows_of(index, self.shape), self.bounds):
-            yield index_of(rows)
-
-    def block(self, index: Index) -> str:
+    def block(self, rows: Rows) -> str:
         """Returns the name of a block, such as `state['w'][0:4, :]`; without rows where it is the array."""
-        return block_name(self.name, rows_of(index, self.shape), self.shape)
-
-
-def relative(index: Index, shard: Index) -> Index:
-    """Returns the position of a block in a shard, from those of both in the array."""
-    return tuple(
-        slice(own.start - (whole.start or 0), own.stop - (whole.start or 0))
-        for own, whole in zip(index, shard, strict=True)
-    )
+        return block_name(self.name, rows, self.shape)

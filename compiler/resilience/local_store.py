@@ -14,11 +14,12 @@ import numpy as np
 
 from pathways.compiler.frontend.jax_internals import key_data, key_kind
 from pathways.compiler.lower.structures import is_key
-from pathways.compiler.resilience.array_layouts import ArrayLayout, Index, ReplicaLayouts, relative
+from pathways.compiler.resilience.array_layouts import ArrayLayout, ReplicaLayouts
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.runtime.local.devices import cluster, devices_of_cluster
 from pathways.runtime.local.recording import span
+from pathways.runtime.plan.block_rows import blocks_in, index_of, rows_within, shape_of
 from pathways.runtime.resilience.effects import RestoreState
 from pathways.runtime.resilience.events import (
     CopyCompleted,
@@ -172,7 +173,7 @@ class LocalSnapshotStore(SnapshotStore):
                     name = layout.block(block)
                     if name in copy.blocks and name not in found:
                         # A copy: on CPU `np.asarray` shares the buffer, which a later step may donate.
-                        found[name] = np.array(data_there[relative(block, shard)])
+                        found[name] = np.array(data_there[index_of(rows_within(block, shard))])
         return found
 
     @override
@@ -228,9 +229,9 @@ class LocalSnapshotStore(SnapshotStore):
         for device, shard, blocks in layout.blocks_of(sharding):
             host = self._host(layout, device, replicas)
             # JAX may use the memory of what it is given, and a later step donate it.
-            copy = np.empty([own.stop - own.start for own in _hull(blocks)], layout.dtype)
+            copy = np.empty(shape_of(shard), layout.dtype)
             for block in blocks:
-                copy[relative(block, shard)] = sources[host, layout.block(block)]
+                copy[index_of(rows_within(block, shard))] = sources[host, layout.block(block)]
             copies.append((device, copy))
         if layout.is_committed:
             kind = sharding.memory_kind
@@ -269,8 +270,8 @@ class LocalSnapshotStore(SnapshotStore):
                 leaves.append(layout)
                 continue
             whole = np.empty(layout.shape, layout.dtype)
-            for block in layout.blocks_in((slice(None),) * len(layout.shape)):
-                whole[block] = blocks[layout.block(block)]
+            for block in blocks_in(tuple((0, size) for size in layout.shape), layout.bounds):
+                whole[index_of(block)] = blocks[layout.block(block)]
             leaves.append(_as_keys(layout.aval, whole) if is_key(layout.aval) else whole)
         return jax.tree.unflatten(kept.tree, leaves)
 
@@ -334,11 +335,6 @@ class LocalSnapshotStore(SnapshotStore):
         self._kept.clear()
         for memory in self._memory.values():
             memory.clear()
-
-
-def _hull(blocks: Sequence[Index]) -> Index:
-    """Returns the position of the shard that consists of some blocks, which are in order."""
-    return tuple(slice(a.start, b.stop) for a, b in zip(blocks[0], blocks[-1], strict=True))
 
 
 def _as_numpy(leaf: Any) -> Any:
