@@ -80,7 +80,7 @@ from pathways.runtime.hosts.launch import ray_launcher
 
 import ray
 
-launcher = ray_launcher.RayLauncher(None, "127.0.0.1", 1)
+launcher = ray_launcher.RayLauncher(None, ray_launcher.Endpoints("127.0.0.1"), 9, 1)
 configs = [ray_launcher.WorkerConfig("/nowhere", "", 7 + rank, 0, rank, 2, 1, 2.0, 20.0) for rank in range(2)]
 with refused(HostError, "host 7: Ray has no place for an island of 2 hosts"):
     launcher.launch(configs, 2.0, threading.Event())
@@ -114,10 +114,11 @@ def left():
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and entry.name != str(os.getpid()):
             try:
-                found.append((entry / "cmdline").read_bytes().rstrip(bytes(1)).decode())
+                found.append((entry / "cmdline").read_bytes().decode().split(chr(0)))
             except OSError:
                 pass
-    return [command for command in found if command.endswith(("hosts.worker", "HostActor"))]
+    worker = "pathways.runtime.hosts.worker.process"
+    return [words for words in found if worker in words or words[0].startswith("ray::AgentActor")]
 
 
 for number in (signal.SIGKILL, signal.SIGTERM):

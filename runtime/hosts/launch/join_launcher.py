@@ -1,7 +1,7 @@
-"""Launcher for machines that are started all at once, as by mpirun: they join the controller.
+"""Launcher for agents that join the controller: `pw-worker` on machines started all at once, Ray's actors.
 
-A joined machine (`join.py`) keeps one connection, on which the controller orders it to start or kill a
-worker. The machine reports how the worker exited, and may then have to start a replacement.
+An agent (`agent.py`) keeps one connection, on which the controller orders it to start or kill a worker. It
+reports how the worker exited, and may then have to start a replacement.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.settings import Endpoints
+from pathways.runtime.hosts.launch.sockets import server_socket
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.join_messages import (
@@ -113,33 +114,36 @@ class JoinedWorker:
             message = self._connection.receive()
         if isinstance(message, WorkerEnded):
             self._status, self._lines = message.status, message.lines
+            # Before its exit is known: a replacement may start then.
+            self._on_idle()
         else:
             self._connection.close()
         self._ended.set()
-        if isinstance(message, WorkerEnded):
-            self._on_idle()
 
 
 class JoinLauncher:
-    """`Launcher` that waits for machines to join.
+    """`Launcher` that waits for agents to join.
 
     Args:
-      endpoints: where it listens: on the first of its ports.
+      name: the name of the launcher, for messages.
+      ports: the first and the last port to listen on; None for any.
+      secret: the secret of agents and workers.
+      hosts: number of hosts.
 
     Attributes:
-      address: the address where it listens.
+      address: the address at which agents find it.
       secret: see above.
 
     Raises:
-      HostStartError: the port is taken.
+      HostStartError: the ports are taken.
     """
 
-    def __init__(self, endpoints: Endpoints, secret: bytes, hosts: int) -> None:
+    def __init__(
+        self, name: str, endpoints: Endpoints, ports: tuple[int, int] | None, secret: bytes, hosts: int
+    ) -> None:
         assert endpoints.bind is not None
-        assert endpoints.ports is not None
         self.secret = secret
         self._hosts = hosts
-        self.address = endpoints.join_address
         self._changed = threading.Condition()
         self._idle: list[_IdleMachine] = []
         # The connections to all joined machines, with a worker or without.
@@ -147,9 +151,10 @@ class JoinLauncher:
         self._error: str | None = None
         self._is_closed = False
         try:
-            self._server = socket.create_server((endpoints.bind, endpoints.ports[0]))
+            self._server = server_socket(endpoints.bind, ports)
         except OSError as error:
-            raise HostStartError(f"connect('join'): cannot listen at {self.address}: {error}") from None
+            raise HostStartError(f"connect({name!r}): cannot listen for agents: {error}") from None
+        self.address = endpoints.advertise or endpoints.bind, self._server.getsockname()[1]
         Acceptor(self._server, secret, self._admits, decode_from_joined, self._accept, hosts)
 
     def launch(
@@ -181,6 +186,11 @@ class JoinLauncher:
                 _dismiss(connection, None)
             self._connections.clear()
             self._idle.clear()
+
+    def has_idle(self, host: int) -> bool:
+        """Returns whether an agent without a worker is connected that joined as this host."""
+        with self._changed:
+            return any(agent.host == host and not agent.connection.has_ended() for agent in self._idle)
 
     def _start(self, config: WorkerConfig, connection: Connection[Any]) -> JoinedWorker | None:
         """Starts a worker on a joined machine; returns None if the machine has disconnected.
@@ -223,8 +233,9 @@ class JoinLauncher:
                             self._idle.remove(machine)
                             return machine.connection
                 if time.monotonic() > deadline or stop.is_set():
+                    shown = ":".join(map(str, self.address))
                     raise HostStartError(
-                        f"{config} did not start: no worker joined at {self.address} in {seconds:.0f} seconds"
+                        f"{config} did not start: no worker joined at {shown} in {seconds:.0f} seconds"
                     )
                 self._changed.wait(0.2)
 

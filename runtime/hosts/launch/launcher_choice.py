@@ -82,10 +82,12 @@ def launcher_of(settings: Settings, take_spare: Callable[[WorkerConfig], Child |
     """
     if settings.launcher is None:
         return Spawner(settings.start, take_spare)
-    assert settings.bind is not None
+    endpoints, hosts = settings.endpoints, settings.hosts
     if settings.secret_file is not None:
-        return JoinLauncher(settings.endpoints, secret_of(settings.secret_file), settings.hosts)
-    return RayLauncher(settings.address, settings.bind, settings.cores)
+        assert endpoints.ports is not None
+        ports = endpoints.ports[:1] * 2
+        return JoinLauncher("join", endpoints, ports, secret_of(settings.secret_file), hosts)
+    return RayLauncher(settings.address, endpoints, hosts, settings.cores)
 
 
 def start_description(settings: Settings) -> str:
