@@ -95,7 +95,7 @@ def lose_machine(host: int, folder: Path) -> None:
 
 def runs_of(service: ServiceInThreads, folder: Path, name: str) -> set[Path]:
     """Returns the folders of the runs of a client."""
-    (number,) = [number for number, one in service.service._clients.items() if one.name == name]
+    (number,) = [number for number, one in service.service._admission.clients.items() if one.name == name]
     return {*folder.glob(f"client-*-{number}-*")}
 
 

@@ -1,4 +1,4 @@
-"""Islands as clients of a service, and readers of its status, see them."""
+"""Islands and clients, as clients of a service and readers of its status see them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.reports import HostReport
+from pathways.runtime.control.sharing.scheduler import ScheduledClient
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.service_messages import (
@@ -16,7 +17,7 @@ from pathways.runtime.hosts.protocol.service_messages import (
     RemoteError,
     WorkerFacts,
 )
-from pathways.runtime.resources.status import IslandStatus, SharedHostStatus
+from pathways.runtime.resources.status import ClientStatus, IslandStatus, SharedHostStatus
 
 
 def island_facts(gang: HostGang) -> IslandFacts:
@@ -60,6 +61,17 @@ def island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandSt
             for host in gang.hosts
             for report in [reports.get(host.index)]
         ),
+    )
+
+
+def client_status(
+    name: str, client: ScheduledClient, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]
+) -> ClientStatus:
+    """Returns the status of a client, with the reports of all hosts."""
+    service = client.service
+    arrays, size = array_totals(client.number, gangs, reports)
+    return ClientStatus(
+        name, service.weight, client.steps_done, client.queued, service.device_seconds, arrays, size
     )
 
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, override
 
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.reply_sinks import Reply, ReplySink
-from pathways.runtime.hosts.protocol.messages import Chunk, Described, Failed, MessageError, Report
+from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.protocol.messages import (
+    Chunk,
+    Credit,
+    Described,
+    Failed,
+    Fetch,
+    MessageError,
+    Report,
+)
 from pathways.runtime.hosts.protocol.service_messages import FromHost
-from pathways.runtime.hosts.service.array_sender import RelayedFetch
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.service.array_sender import FIRST_BYTES, RelayedFetch
 from pathways.runtime.hosts.service.served_client import ServedClient
+from pathways.runtime.resources.threads import start_thread
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,3 +76,55 @@ class ClientFetch(ReplySink):
             self.client.arrays.cancel(fetch)
         self.client.fetches.pop(fetch.number, None)
         return True
+
+
+def start_fetch(
+    core: SharedCore,
+    client: ServedClient,
+    fetch: RelayedFetch,
+    *,
+    has_array: bool,
+    lose: Callable[[WorkerHandle, ConnectionEnded], None],
+) -> None:
+    """Requests an array from its worker for a client; `lose` is called if the connection has ended."""
+    if fetch.host.gang.is_lost():
+        # The notice of the loss, which all clients get, fails the request.
+        return
+    if not has_array:
+        failure = Failed(fetch.fetch.request, "the array does not exist")
+        client.arrays.send(FromHost(fetch.host.index, fetch.start, failure))
+        return
+    request = core.request([fetch.host.index], ClientFetch(client, fetch))
+    fetch.number = request.number
+    client.fetches[request.number] = fetch
+    wanted = fetch.fetch
+    try:
+        fetch.host.steps.send(
+            Fetch(request.number, wanted.array, wanted.devices, wanted.size, min(wanted.size, FIRST_BYTES))
+        )
+    except ConnectionEnded as error:
+        lose(fetch.host, error)
+    client.arrays.start(fetch)
+
+
+def cancel_lost_fetches(clients: Iterable[ServedClient]) -> None:
+    """Takes back the credit of fetches from lost hosts, which other fetches of the client wait for."""
+    for client in clients:
+        for number, fetch in [*client.fetches.items()]:
+            if fetch.host.gang.is_lost():
+                client.arrays.cancel(fetch)
+                client.fetches.pop(number, None)
+
+
+def cancel_fetches(client: ServedClient) -> None:
+    """Stops workers from sending arrays to a client that has disconnected."""
+    fetches = [*client.fetches.values()]
+
+    def cancel() -> None:
+        for fetch in fetches:
+            with contextlib.suppress(ConnectionEnded):
+                fetch.host.arrays.send(Credit(fetch.number, -1))
+
+    if fetches:
+        # In a thread: the connections of arrays do not buffer, so that sending may block.
+        start_thread(cancel, "cancel")

@@ -6,11 +6,14 @@ messages about one trace are for the same clients.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+from collections.abc import Sequence
 
 import msgspec
 
+from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.protocol.messages import (
     RunTimes,
     SpanTimes,
@@ -19,6 +22,7 @@ from pathways.runtime.hosts.protocol.messages import (
     TraceDone,
     TraceStarted,
 )
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 
 Worker = tuple[int, int]
 """The number of a host, and how often workers of its island were started before."""
@@ -61,10 +65,22 @@ class RelayedTraces:
             self._stopped.setdefault((worker, self._current[worker]), {})[client] = trace
             return self._change(worker, clients)
 
-    def workers_of(self, client: int) -> list[Worker]:
-        """Returns the workers that record a trace for a client."""
+    def change(self, host: WorkerHandle, client: int, trace: StartTrace | StopTrace) -> None:
+        """Has a worker start or stop a trace of a client, after all its earlier steps were issued."""
+        worker = host.index, host.gang.life.key.start
+        is_start = isinstance(trace, StartTrace)
+        messages = self.start(worker, client, trace.trace) if is_start else self.stop(worker, client)
+        with contextlib.suppress(ConnectionEnded):
+            host.steps.send(*messages)
+
+    def remove_client(self, client: int, hosts: Sequence[WorkerHandle]) -> None:
+        """Has the workers that record a trace for a client stop it."""
         with self._lock:
-            return [worker for worker in self._current if client in self._clients(worker)]
+            workers = [worker for worker in self._current if client in self._clients(worker)]
+        for number, start in workers:
+            if hosts[number].gang.life.key.start == start:
+                with contextlib.suppress(ConnectionEnded):
+                    hosts[number].steps.send(*self.stop((number, start), client))
 
     def route(self, worker: Worker, message: FromRecording) -> list[ForClient]:
         """Returns the messages for clients that follow from a message of a worker."""

@@ -13,7 +13,7 @@ from pathways.runtime.control.sharing.scheduler_events import OrderedRequest, Qu
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.messages import Call, StartTrace, StopTrace
-from pathways.runtime.hosts.protocol.service_messages import FromHost
+from pathways.runtime.hosts.protocol.service_messages import FromHost, ProgramLoaded
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.hosts.service.array_sender import ArraySender, RelayedFetch, Sender
 
@@ -45,6 +45,15 @@ class ServedProgram:
             for island, ports in hosted.inputs.items()
             if (donated := tuple(n for n, port in enumerate(ports) if port.donated))
         }
+
+    def describe(self, request: int) -> ProgramLoaded:
+        """Returns the reply to the request of its client to load it."""
+        hosted = self.hosted
+        inputs, outputs = (
+            {island: tuple(port.plain() for port in own) for island, own in ports.items()}
+            for ports in (hosted.inputs, hosted.outputs)
+        )
+        return ProgramLoaded(request, hosted.number, inputs, outputs, hosted.share, self.starts)
 
 
 class ServedStep(QueuedStep):

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import msgspec
 
 from pathways.runtime.control.cluster_view import REPORT_SECONDS
 from pathways.runtime.control.core import ClusterCore
@@ -32,11 +28,9 @@ from pathways.runtime.control.effects import (
 )
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.control.records.reports import HostReport
-from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.control.sharing.scheduler_events import (
     ArrayArrived,
-    CallFinished,
     ClientJoined,
     ClientLeft,
     DisconnectClient,
@@ -55,29 +49,18 @@ from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.cluster.worker_listener import FromTracing
 from pathways.runtime.hosts.launch.settings import Settings
-from pathways.runtime.hosts.protocol import service_messages
-from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
-    Called,
     ClockTime,
-    Credit,
-    Done,
-    Failed,
-    Fetch,
     KeepClients,
     Message,
     MessageError,
     Purpose,
     ReleaseClient,
     RunTimes,
-    StartTrace,
-    StopTrace,
-    versions,
 )
 from pathways.runtime.hosts.protocol.service_messages import (
     AdmissionDenied,
-    Admitted,
     FromHost,
     IslandLeavingNotice,
     IslandLostNotice,
@@ -86,17 +69,23 @@ from pathways.runtime.hosts.protocol.service_messages import (
     RemoteError,
     StepRefusedNotice,
 )
-from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
-from pathways.runtime.hosts.service.array_sender import FIRST_BYTES, ArraySender, RelayedFetch, Sender
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.service.admission import Admission
+from pathways.runtime.hosts.service.array_sender import ArraySender, Sender
 from pathways.runtime.hosts.service.control_requests import ControlRequestHandler
 from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
 from pathways.runtime.hosts.service.island_views import (
-    array_totals,
     changes_since,
+    client_status,
     island_facts,
     island_status,
 )
-from pathways.runtime.hosts.service.relayed_replies import ClientFetch
+from pathways.runtime.hosts.service.relayed_calls import RelayedCalls
+from pathways.runtime.hosts.service.relayed_replies import (
+    cancel_fetches,
+    cancel_lost_fetches,
+    start_fetch,
+)
 from pathways.runtime.hosts.service.relayed_traces import RelayedTraces
 from pathways.runtime.hosts.service.request_parser import RequestParser
 from pathways.runtime.hosts.service.served_client import (
@@ -114,9 +103,6 @@ from pathways.runtime.resources.status import (
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.snapshots.host_snapshots import default_snapshot_folder
 from pathways.runtime.snapshots.run_names import remove_client_runs, this_process
-
-CONNECT_SECONDS = 10.0
-"""Seconds within which a client has to open all its connections."""
 
 _POLL_SECONDS = 0.05
 """Longest wait for messages, and interval of measurements of round trips, in seconds."""
@@ -144,12 +130,7 @@ class Service:
         policy: Policy = "fair",
         starter: Starter | None = None,
     ) -> None:
-        self._weights = dict(weights or {})
         self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._clients: dict[int, ServedClient] = {}
-        self._client_numbers = itertools.count(1)
-        self._calls: dict[int, ServedCall] = {}
         self._events: list[SchedulerEvent] = []
         starter = Starter.of(settings) if starter is None else starter
         try:
@@ -165,11 +146,26 @@ class Service:
         core = self._core.core
         assert isinstance(core, ClusterCore)
         self._scheduler = core.scheduler
+        self._calls = RelayedCalls(self._send, self._listener.lose, self._events.append)
         self._reports = StepReports(core, self._pool, self._send, self._events.append)
         self._request_parser = RequestParser(self._pool)
         self._measured = 0.0
+        self._admission = Admission(
+            settings,
+            weights or {},
+            self._pool,
+            lambda client: self._loop.post(functools.partial(self._join, client)),
+            self.request_disconnect,
+        )
+        # Messages go straight to their handlers: each step has several.
+        self.accept = self._admission.accept
+        self.on_called, self.on_done = self._calls.on_called, self._reports.on_done
         self._traces = RelayedTraces()
-        self._control_requests = ControlRequestHandler(self._workers, self._on_loaded, self._request_unload)
+        self._control_requests = ControlRequestHandler(
+            self._workers,
+            lambda *loaded: self._loop.post(functools.partial(self._register_program, *loaded)),
+            self._request_unload,
+        )
         # Effects are carried out by the dispatch thread only, since they have an order among steps.
         self._core.run_effect, self._core.defer = self._act, self._loop.wake
 
@@ -179,93 +175,13 @@ class Service:
         """Returns whether it accepts connections for a purpose."""
         return purpose.role == "client" and purpose.to == "service" and purpose.channel in CHANNELS
 
-    def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
-        """Accepts a connection of an authenticated client."""
-        purpose = handshake.purpose
-        assert purpose is not None
-        connection.read_with(service_messages.decode_for_service)
-        connection.keep_alive(self._settings.options.heartbeat)
-        if purpose.channel == "watch":
-            self._admit(connection, handshake, purpose.name)
-            return
-        with self._lock:
-            # The epoch of a client is the number that `Admitted` gave it.
-            client = self._clients.get(purpose.epoch)
-            is_expected = (
-                client is not None
-                and client.name == purpose.name
-                and not client.disconnected.is_set()
-                and purpose.channel not in client.connections
-            )
-            if client is None or not is_expected:
-                connection.close()
-                return
-            client.connections[purpose.channel] = connection
-            is_complete = len(client.connections) == len(CHANNELS)
-        if is_complete:
-            self._loop.post(functools.partial(self._join, client))
-
-    def _admit(self, connection: Connection[Any], handshake: ServerHandshake, name: str) -> None:
-        """Admits a client, or sends it the reason why not."""
-        self._wait_for_disconnect(name)
-        why = None
-        if handshake.versions != versions():
-            theirs, ours = ", ".join(handshake.versions), ", ".join(versions())
-            why = f"it runs pathways, jaxlib and Python {theirs}, but the service {ours}"
-        with self._lock:
-            if why is None and self._find_client(name) is not None:
-                why = f"a client called {name!r} already exists; choose another name with client="
-            if why is None and self._closed.is_set():
-                why = "it is shutting down"
-            if why is None:
-                weight = self._weights.get(name, 1.0)
-                facts = tuple(map(island_facts, self._pool.gangs))
-                starts = tuple(island.start for island in facts)
-                client = ServedClient(next(self._client_numbers), name, weight, connection, starts)
-                self._clients[client.number] = client
-        # If the client is disconnected already, `check_connected` removes it.
-        with contextlib.suppress(ConnectionEnded):
-            if why is not None:
-                connection.send(AdmissionDenied(why))
-                connection.close()
-                return
-            options = self._settings.options
-            connection.send(
-                Admitted(client.number, facts, options.heartbeat, options.stall_report, options.step_deadline)
-            )
-
-        def check_connected() -> None:
-            client.disconnected.wait(CONNECT_SECONDS)
-            with self._lock:
-                is_complete = len(client.connections) == len(CHANNELS)
-            if not is_complete:
-                self.request_disconnect(
-                    client, f"it did not open all connections within {CONNECT_SECONDS:.0f} s"
-                )
-
-        start_thread(check_connected, "admit")
-
-    def _find_client(self, name: str) -> ServedClient | None:
-        """Returns the connected client of a name, if any; the caller holds the lock."""
-        connected = [client for client in self._clients.values() if not client.disconnected.is_set()]
-        return next((client for client in connected if client.name == name), None)
-
-    def _wait_for_disconnect(self, name: str) -> None:
-        """Waits until a client with a closed connection is removed, since it may connect again at once."""
-        with self._lock:
-            client = self._find_client(name)
-        if client is not None and client.connections["watch"].has_ended():
-            self.request_disconnect(client, "the connection has ended")
-            client.disconnected.wait(CONNECT_SECONDS)
-
     def request_disconnect(self, client: ServedClient, why: str) -> None:
         """Has the dispatch thread disconnect a client; any thread may call it, more than once."""
         self._loop.post(functools.partial(self._disconnect, client, why))
 
     def disconnect_client(self, name: str) -> bool:
         """Disconnects the client of a name; returns whether there is one."""
-        with self._lock:
-            client = self._find_client(name)
+        client = self._admission.find(name)
         if client is None:
             return False
         self.request_disconnect(client, "requested by pw-cluster end")
@@ -274,6 +190,7 @@ class Service:
     def close(self) -> None:
         """Has `serve` disconnect all clients, end the workers and return; any thread may call it."""
         self._closed.set()
+        self._admission.close()
         self._loop.wake()
 
     def status(self) -> ServiceStatus:
@@ -287,18 +204,8 @@ class Service:
         # In the dispatch thread, which alone adds clients to the scheduler and removes them.
         def collect() -> None:
             for known in self._scheduler.clients.values():
-                arrays, size = array_totals(known.number, self._pool.gangs, reports)
-                clients.append(
-                    ClientStatus(
-                        self._clients[known.number].name,
-                        known.service.weight,
-                        known.steps_done,
-                        known.queued,
-                        known.service.device_seconds,
-                        arrays,
-                        size,
-                    )
-                )
+                name = self._admission.clients[known.number].name
+                clients.append(client_status(name, known, self._pool.gangs, reports))
             collected.set()
 
         self._loop.post(collect)
@@ -319,19 +226,16 @@ class Service:
                 self._loop.run_once(BATCH_SECONDS if self._reports.has_unreported() else _POLL_SECONDS)
                 self._iterate()
         finally:
-            self._closed.set()
-            for client in [*self._clients.values()]:
+            self._admission.close()
+            for client in [*self._admission.clients.values()]:
                 self._disconnect(client, "the service is shutting down")
             self._control_requests.close()
             self._core.defer = None
             self._workers.close()
-            self._remove_snapshots()
-
-    def _remove_snapshots(self) -> None:
-        """Removes the snapshots of all clients, where workers were on this machine."""
-        folder = self._settings.options.snapshot_folder or default_snapshot_folder()
-        with contextlib.suppress(OSError):
-            remove_client_runs(folder, this_process(), lambda client: True)
+            # The snapshots of all clients, where workers were on this machine.
+            folder = self._settings.options.snapshot_folder or default_snapshot_folder()
+            with contextlib.suppress(OSError):
+                remove_client_runs(folder, this_process(), lambda client: True)
 
     def _iterate(self) -> None:
         """Runs one iteration of the dispatch thread, after messages were read."""
@@ -362,13 +266,13 @@ class Service:
 
     def _broadcast(self, message: Message) -> None:
         """Sends all clients a message about an island, and removes the steps that it ends."""
-        for client in [*self._clients.values()]:
+        for client in [*self._admission.clients.values()]:
             self._send(client, message)
         self._remove_ended()
 
     def _remove_ended(self) -> None:
         """Removes calls and steps that ended with lost hosts."""
-        self._calls = {n: served for n, served in self._calls.items() if not served.gang.is_lost()}
+        self._calls.remove_ended()
         self._reports.remove_ended()
 
     def _act(self, effect: Effect) -> None:
@@ -383,7 +287,7 @@ class Service:
             case FreeClientArrays(_, island, arrays):
                 self._free(island, arrays)
             case DisconnectClient(number, why):
-                if (client := self._clients.get(number)) is not None:
+                if (client := self._admission.clients.get(number)) is not None:
                     self.request_disconnect(client, why)
             case StepFailed(failure):
                 self._reports.on_failed(failure)
@@ -391,7 +295,7 @@ class Service:
                 self._broadcast(IslandLeavingNotice(*key, RemoteError.of(why)))
             case GangLost(key, why, is_dead):
                 self._broadcast(IslandLostNotice(*key, RemoteError.of(why), is_dead))
-                self._cancel_lost_fetches()
+                cancel_lost_fetches(self._admission.clients.values())
             case GangReturned(key):
                 gang = self._pool.gangs[key.island]
                 # First: the new workers cannot know which clients have disconnected meanwhile.
@@ -404,8 +308,7 @@ class Service:
 
     def _send_clients(self, gang: HostGang) -> None:
         """Notifies new workers of the clients that are connected."""
-        with self._lock:
-            connected = tuple(self._clients)
+        connected = self._admission.numbers()
         for host in gang.hosts:
             with contextlib.suppress(ConnectionEnded):
                 host.steps.send(KeepClients(connected))
@@ -428,86 +331,16 @@ class Service:
     def _dispatch(self, dispatch: DispatchRequest) -> None:
         """Sends a request that the scheduler has dispatched to its hosts."""
         self._free(dispatch.item.island, dispatch.frees)
-        client = self._clients.get(dispatch.item.client)
+        client = self._admission.clients.get(dispatch.item.client)
         what = dispatch.item.what
         if client is None or what is None:
             return
         if isinstance(what, ServedCall):
-            self._send_call(what, dispatch)
+            self._calls.send(what, dispatch.why)
         elif isinstance(what, ServedTrace):
-            self._trace(client, what.host, what.message)
+            self._traces.change(what.host, client.number, what.message)
         else:
-            self._start_fetch(client, what, has_array=dispatch.has_arguments)
-
-    def _send_call(self, served: ServedCall, dispatch: DispatchRequest) -> None:
-        """Sends a call of a function to its hosts."""
-        gang, call = served.gang, served.call
-        if gang.is_lost():
-            return
-        if dispatch.why is not None:
-            # No host runs it: its results exist nowhere, and are errors to programs that use them.
-            call = msgspec.structs.replace(call, hosts=())
-            self._send(served.client, StepRefusedNotice(call.call, RemoteError.of(dispatch.why)))
-            self._end_call(served)
-        else:
-            self._calls[call.call] = served
-        # Each client numbers its own lanes, which are separate from those of other clients.
-        lane = served.client.number << SESSION_BITS | call.lane
-        for host in gang.hosts:
-            if host.index in served.hosts:
-                try:
-                    host.steps.send(msgspec.structs.replace(call, lane=lane))
-                except ConnectionEnded as error:
-                    self._listener.lose(host, error)
-
-    def on_called(self, host: WorkerHandle, called: Called) -> None:
-        """See `WorkerSink`."""
-        served = self._calls.get(called.call)
-        if served is None:
-            return
-        self._send(served.client, FromHost(host.index, served.gang.life.key.start, called))
-        served.left.discard(host.index)
-        if not served.left:
-            del self._calls[called.call]
-            self._end_call(served)
-
-    def _end_call(self, served: ServedCall) -> None:
-        """Notifies the scheduler that all hosts have finished a call."""
-        assert served.queued is not None
-        self._events.append(CallFinished(served.queued))
-
-    def _start_fetch(self, client: ServedClient, fetch: RelayedFetch, *, has_array: bool) -> None:
-        if fetch.host.gang.is_lost():
-            # The notice of the loss, which all clients get, fails the request.
-            return
-        if not has_array:
-            self._fail_fetch(client, fetch, "the array does not exist")
-            return
-        request = self._core.request([fetch.host.index], ClientFetch(client, fetch))
-        fetch.number = request.number
-        client.fetches[request.number] = fetch
-        wanted = fetch.fetch
-        try:
-            fetch.host.steps.send(
-                Fetch(
-                    request.number, wanted.array, wanted.devices, wanted.size, min(wanted.size, FIRST_BYTES)
-                )
-            )
-        except ConnectionEnded as error:
-            self._listener.lose(fetch.host, error)
-        client.arrays.start(fetch)
-
-    def _cancel_lost_fetches(self) -> None:
-        """Takes back the credit of fetches from lost hosts, which other fetches of the client wait for."""
-        for client in self._clients.values():
-            for number, fetch in [*client.fetches.items()]:
-                if fetch.host.gang.is_lost():
-                    client.arrays.cancel(fetch)
-                    client.fetches.pop(number, None)
-
-    def _fail_fetch(self, client: ServedClient, fetch: RelayedFetch, why: str) -> None:
-        failure = Failed(fetch.fetch.request, why)
-        client.arrays.send(FromHost(fetch.host.index, fetch.start, failure))
+            start_fetch(self._core, client, what, has_array=dispatch.has_arguments, lose=self._listener.lose)
 
     def _refuse(self, step: ServedStep, why: str) -> None:
         step.served.queued -= 1
@@ -526,10 +359,6 @@ class Service:
         if program.is_unwanted and not program.queued:
             self._workers.unload(program.hosted)
 
-    def on_done(self, host: WorkerHandle, done: Done) -> None:
-        """See `WorkerSink`."""
-        self._reports.on_done(host, done)
-
     def on_tracing(self, host: WorkerHandle, message: FromTracing) -> None:
         """See `WorkerSink`."""
         start = host.gang.life.key.start
@@ -537,21 +366,11 @@ class Service:
             self._control_requests.on_clock(host, message)
             return
         for number, relayed in self._traces.route((host.index, start), message):
-            known = self._clients.get(number)
+            known = self._admission.clients.get(number)
             # A client gets the times of its own programs only.
             if known is None or (isinstance(relayed, RunTimes) and relayed.program not in known.programs):
                 continue
             known.watch.send(FromHost(host.index, start, relayed))
-
-    def _trace(self, client: ServedClient, host: WorkerHandle, trace: StartTrace | StopTrace) -> None:
-        """Starts or stops a trace of a client, after all its earlier steps were issued."""
-        worker = host.index, host.gang.life.key.start
-        if isinstance(trace, StartTrace):
-            messages = self._traces.start(worker, client.number, trace.trace)
-        else:
-            messages = self._traces.stop(worker, client.number)
-        with contextlib.suppress(ConnectionEnded):
-            host.steps.send(*messages)
 
     # Clients.
 
@@ -584,8 +403,11 @@ class Service:
         arrays = IncomingArrays(
             client.owns,
             self._pool,
-            functools.partial(self._on_arrived, client),
-            functools.partial(self._free_arrived, client),
+            lambda gang, number: self._post_event(ArrayArrived(client.number, *gang.life.key, number)),
+            # Of an array whose sending the client has canceled after its last byte.
+            lambda gang, number: self._post_event(
+                WorkSubmitted(OrderedRequest(client.number, gang.number, (number,)))
+            ),
             self._listener.lose,
         )
         client.connections["arrays"].place = arrays.place
@@ -598,7 +420,8 @@ class Service:
         if client.disconnected.is_set():
             return
         log.info("%s disconnected: %s", client, why)
-        self._send_reason(client, why)
+        with contextlib.suppress(ConnectionEnded):
+            client.connections.get("steps", client.connections["watch"]).send(AdmissionDenied(why))
         # After the reason, since nothing is sent from here on, and before devices and programs are released,
         # so that no request in another thread gets new ones.
         client.disconnected.set()
@@ -613,32 +436,13 @@ class Service:
         for program in client.programs.values():
             program.is_unwanted, program.queued = True, 0
             self._unload_if_unwanted(program)
-        with self._lock:
-            self._clients.pop(client.number, None)
+        self._admission.remove(client)
         self._control_requests.remove_client(client)
-        for host, start in self._traces.workers_of(client.number):
-            worker = self._pool.hosts[host]
-            if worker.gang.life.key.start == start:
-                with contextlib.suppress(ConnectionEnded):
-                    worker.steps.send(*self._traces.stop((host, start), client.number))
+        self._traces.remove_client(client.number, self._pool.hosts)
         for worker in self._pool.hosts:
             with contextlib.suppress(ConnectionEnded):
                 worker.steps.send(ReleaseClient(client.number))
-        fetches = [*client.fetches.values()]
-
-        def cancel_fetches() -> None:
-            for fetch in fetches:
-                with contextlib.suppress(ConnectionEnded):
-                    fetch.host.arrays.send(Credit(fetch.number, -1))
-
-        if fetches:
-            # In a thread: the connections of arrays do not buffer, so that sending may block.
-            start_thread(cancel_fetches, "cancel")
-
-    def _send_reason(self, client: ServedClient, why: str) -> None:
-        """Sends a client the reason why it is disconnected, unless its connection is closed."""
-        with contextlib.suppress(ConnectionEnded):
-            client.connections.get("steps", client.connections["watch"]).send(AdmissionDenied(why))
+        cancel_fetches(client)
 
     def _read_client(self, client: ServedClient) -> None:
         """Reads the ordered requests of a client that have arrived."""
@@ -672,22 +476,9 @@ class Service:
         finally:
             arrays.close()
 
-    def _on_arrived(self, client: ServedClient, gang: HostGang, number: int) -> None:
-        """Handles that an array was sent to an island entirely; any thread may call it."""
-
-        def arrive() -> None:
-            self._events.append(ArrayArrived(client.number, *gang.life.key, number))
-
-        self._loop.post(arrive)
-
-    def _free_arrived(self, client: ServedClient, gang: HostGang, number: int) -> None:
-        """Frees an array whose sending a client has canceled after its last byte; any thread may call it."""
-        freed = OrderedRequest(client.number, gang.number, (number,))
-        self._loop.post(lambda: self._events.append(WorkSubmitted(freed)))
-
-    def _on_loaded(self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError) -> None:
-        """Handles that a program of a client was loaded or failed to load; any thread may call it."""
-        self._loop.post(functools.partial(self._register_program, client, request, loaded))
+    def _post_event(self, event: SchedulerEvent) -> None:
+        """Passes the scheduler an event; any thread may call it."""
+        self._loop.post(functools.partial(self._events.append, event))
 
     def _register_program(
         self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError
@@ -699,15 +490,10 @@ class Service:
         if client.disconnected.is_set():
             self._workers.unload(loaded)
             return
-        client.programs[loaded.number] = ServedProgram(loaded)
-        inputs, outputs = (
-            {island: tuple(port.plain() for port in own) for island, own in ports.items()}
-            for ports in (loaded.inputs, loaded.outputs)
-        )
-        starts = {gang.number: gang.life.key.start for gang in loaded.gangs}
+        program = client.programs[loaded.number] = ServedProgram(loaded)
         # Send pending notices about these islands first, so that the client knows the workers of `starts`.
         self._core.carry_out()
-        self._send(client, ProgramLoaded(request, loaded.number, inputs, outputs, loaded.share, starts))
+        self._send(client, program.describe(request))
 
     def _request_unload(self, client: ServedClient, number: int) -> None:
         """Unloads a program of a client after its queued steps; any thread may call it."""
