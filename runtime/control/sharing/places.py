@@ -178,8 +178,8 @@ class Places:
     def fill(self, now: float) -> None:
         """Issues the steps that fit on islands where one may be issued that could not be before."""
         while self.open:
-            number = min(self.open, key=self._rotated)
-            self.open.remove(number)
+            number = self.open.pop() if len(self.open) == 1 else min(self.open, key=self._rotated)
+            self.open.discard(number)
             self._fill_island(number, now)
         # Steps of several islands would get all places of an island that is always first.
         self._rotation += 1
