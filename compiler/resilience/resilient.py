@@ -276,7 +276,7 @@ class ResilientRun:
     def status(self) -> TrainingStatus:
         """Returns the last version, where its copies are, and what was survived."""
         core = self._core_of_open_run()
-        version, committed_at = core.table.committed, core.committed_at
+        version, committed_at = core.table.committed, core.versions.committed_at
         islands: dict[str, int] = {}
         places = self._store.topology.hosts
         for host, count in self._store.sizes().items():
@@ -287,7 +287,7 @@ class ResilientRun:
             version=None if version is None else version.key.step,
             age=None if committed_at is None else time.monotonic() - committed_at,
             islands=islands,
-            disk=core.disk_step,
+            disk=core.versions.disk.last,
             losses=core.losses,
             replicas=None if self._replicas is None else len(core.replicas),
             protected=core.is_protected,
@@ -360,7 +360,7 @@ class ResilientRun:
             self._handle(BoundaryReached(core.attempt, self.step))
         if self._replicas is not None:
             # Other programs of the step are compiled by its first call.
-            self._replicas.load_new(core.present)
+            self._replicas.load_new(core.islands.present)
 
     def _begin_step(self) -> None:
         """Notes that a step is tried with the present state."""
@@ -505,7 +505,7 @@ class ResilientRun:
             case ResumeSteps():
                 self._is_held = False
                 if self._replicas is not None:
-                    self._replicas.load_ahead(self._core_of_open_run().present)
+                    self._replicas.load_ahead(self._core_of_open_run().islands.present)
             case SaveToDisk(key):
                 self._save_to_disk(key)
             case PrepareReplicas(replicas):

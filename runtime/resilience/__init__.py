@@ -1,7 +1,9 @@
 """Decisions of training that goes on by itself: when state is copied, to where, and what is restored.
 
-- `core.py` is the core, `phases.py` its phases, `versions.py` its records of versions and their copies;
-  `placement.py` decides where copies go, and from where they are read.
+- `core.py` is the core, which decides about steps, and `phases.py` its phases. It owns `version_manager.py`,
+  which decides about versions and their copies (`versions.py`), `islands.py`, which decides which replicas
+  may run, and `loss_logs.py`. `recovery.py` decides what is restored, `disk_saves.py` what is saved to disk.
+- `placement.py` decides where copies go, and from where they are read.
 - `records.py` has the records that all of them share, `events.py` and `effects.py` what goes in and out.
 
 A version is the state before a step. It is *committed* when all its copies are complete and the metrics of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pathways.runtime.resilience.effects import RestoreState
-from pathways.runtime.resilience.records import VersionKey
+from pathways.runtime.resilience.records import ReplicaTopology, VersionKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +48,13 @@ class RestoringState:
 
     restore: RestoreState
     pending: frozenset[int]
+
+    def islands(self, topology: ReplicaTopology) -> frozenset[int]:
+        """Returns the islands that the restore needs."""
+        # Islands on which no replica runs are needed, too, while others read copies from them. So are
+        # islands with a pending reply, although no step uses them.
+        hosts = {*(load.source for load in self.restore.loads), *self.pending}
+        return topology.islands(self.restore.replicas) | {topology.hosts[host].island for host in hosts}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Collection, Mapping
 
-from pathways.runtime.resilience.records import BlockCopy, Blocks, Holdings, HostPlace, VersionKey
+from pathways.runtime.control.effects import Log
+from pathways.runtime.resilience.islands import TrainingIslands
+from pathways.runtime.resilience.placement import place_buddy_copies, place_own_copies, plan_loads
+from pathways.runtime.resilience.records import (
+    BlockCopy,
+    BlockLoad,
+    Blocks,
+    Holdings,
+    HostPlace,
+    ReplicaTopology,
+    StoredVersion,
+    VersionKey,
+)
 
 _NO_BLOCKS: Blocks = frozenset()
+
+_MAX_NAMED = 4
+"""Maximum number of blocks that a message names."""
 
 
 class StateVersion:
@@ -98,6 +114,21 @@ class StateVersion:
         self.orphans |= lost
         self.pending = {number: copy for number, copy in self.pending.items() if number not in lost}
 
+    def name_missing(self, hosts: Collection[int]) -> str:
+        """Returns the names of blocks that none of some hosts has; empty if there are none."""
+        missing = sorted(self.missing_at(hosts))
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+        return ", ".join(missing[:_MAX_NAMED]) + more
+
+    def plan_restore(
+        self, replicas: tuple[int, ...], hosts: Collection[int], topology: ReplicaTopology
+    ) -> tuple[BlockLoad, ...]:
+        """Returns what each host reads from where, so that some replicas run from a version that is whole."""
+        needs = self.holdings if self.replicas == replicas else topology.holdings(replicas, self.key)
+        planned = plan_loads(needs, self.copies_at(hosts), topology.hosts)
+        assert planned is not None, "a version that is whole has all blocks"
+        return tuple(BlockLoad(host, source, blocks) for (source, host), blocks in planned.items())
+
 
 def _not_to(copies: Mapping[int, BlockCopy], hosts: Collection[int]) -> dict[int, BlockCopy]:
     return {number: copy for number, copy in copies.items() if copy.target not in hosts}
@@ -134,7 +165,74 @@ class VersionTable:
         """Returns whether another version may begin."""
         return self.pending is None and len(self.versions) < 2
 
-    def new_copies(self, transfers: Mapping[tuple[int, int], Blocks]) -> tuple[BlockCopy, ...]:
+    def last_of_step(self, step: int) -> StateVersion | None:
+        """Returns the last version of a step; it has several after restores."""
+        own = [version for version in self.versions.values() if version.key.step == step]
+        return max(own, key=lambda version: version.key, default=None)
+
+    def newest_whole(self, hosts: Collection[int]) -> StateVersion | None:
+        """Returns the last committed version that some hosts have entirely."""
+        whole = [
+            version
+            for version in self.versions.values()
+            if version.is_committed and not version.missing_at(hosts)
+        ]
+        return max(whole, key=lambda version: version.key, default=None)
+
+    def may_be_whole(self, hosts: Collection[int]) -> bool:
+        """Returns whether a copy in flight to some hosts may be the last one of some blocks."""
+        return any(
+            copy.target in hosts
+            for version in self.versions.values()
+            for copy in (*version.pending.values(), *version.orphans.values())
+        )
+
+    def add_stored(self, key: VersionKey, stored: StoredVersion, holdings: Holdings) -> None:
+        """Adds a committed version of an earlier controller, whose replicas have `holdings`."""
+        # Not only the blocks that were found: one that no host has any more must count as missing.
+        version = self.versions[key] = StateVersion(key, holdings, stored.replicas)
+        version.copies = dict(stored.blocks)
+        version.is_committed = True
+
+    def drop_broken(self, hosts: Collection[int]) -> list[Log]:
+        """Drops versions of an earlier controller that have blocks which no host has."""
+        broken = {
+            key: missing for key, version in self.versions.items() if (missing := version.name_missing(hosts))
+        }
+        for key in broken:
+            del self.versions[key]
+        whole = self.committed
+        # Of what is older than the version that is used, hosts that were lost may have left a part.
+        return [
+            Log(logging.WARNING, f"{key} in memory is not used: no host has {missing}")
+            for key, missing in broken.items()
+            if whole is None or key > whole.key
+        ]
+
+    def start(
+        self, key: VersionKey, holdings: Holdings, replicas: tuple[int, ...], islands: TrainingIslands
+    ) -> tuple[BlockCopy, ...]:
+        """Starts a version of the state, and returns its copies."""
+        version = self.versions[key] = StateVersion(key, holdings, replicas)
+        own = place_own_copies(holdings, islands.topology.hosts)
+        copies = self._new_copies({(host, host): blocks for host, blocks in own.items()})
+        version.pending = {copy.number: copy for copy in copies}
+        return (*copies, *self.add_buddies(version, islands)) if copies else ()
+
+    def add_buddies(self, version: StateVersion, islands: TrainingIslands) -> tuple[BlockCopy, ...]:
+        """Returns the copies that a version lacks, which are pending from now on."""
+        places, leaving = islands.topology.hosts, islands.topology.hosts_of(frozenset(islands.leaving))
+        transfers = place_buddy_copies(version.planned_at(islands.hosts), islands.hosts, places, leaving)
+        copies = self._new_copies(transfers)
+        version.pending.update((copy.number, copy) for copy in copies)
+        return copies
+
+    def cancel_copies(self, hosts: Collection[int]) -> None:
+        """Notes that some hosts are lost, as sources and targets of copies of all versions."""
+        for version in self.versions.values():
+            version.cancel_copies(hosts)
+
+    def _new_copies(self, transfers: Mapping[tuple[int, int], Blocks]) -> tuple[BlockCopy, ...]:
         """Returns copies for transfers, which have numbers of their own."""
         return tuple(
             BlockCopy(next(self._numbers), source, target, blocks)

@@ -197,7 +197,7 @@ def test_resilient_training_goes_on_from_memory_after_ctrl_c_while_an_island_is_
         wait, process = run._store.wait, controller().hosts[1].process
 
         def interrupted(seconds: float) -> None:
-            if run._core.hosts == (0, 1):
+            if run._core.islands.hosts == (0, 1):
                 wait(seconds)
                 return
             assert process.exit_status(10) is not None

@@ -319,7 +319,7 @@ class SimulatedTraining:
         self.counts["islands released"] += 1
         self.lost_at[island] = self.time.now
         self.has_released = True
-        staying = self.core.present
+        staying = self.core.islands.present
         if not self.unknown and staying:
             assert self.committed is not None
             left = {

@@ -12,7 +12,9 @@ from simulated_resilience import problem
 from examples import examples
 from pathways.runtime.control.effects import Log
 from pathways.runtime.resilience import core as cores
+from pathways.runtime.resilience import recovery, versions
 from pathways.runtime.resilience.core import ResilienceCore
+from pathways.runtime.resilience.disk_saves import DiskSaves
 from pathways.runtime.resilience.effects import (
     AbandonRun,
     CommitVersion,
@@ -48,6 +50,7 @@ from pathways.runtime.resilience.events import (
     WorkersLost,
     WorkersReturned,
 )
+from pathways.runtime.resilience.islands import TrainingIslands
 from pathways.runtime.resilience.records import (
     BlockLoad,
     HostPlace,
@@ -56,6 +59,7 @@ from pathways.runtime.resilience.records import (
     StoredVersion,
     VersionKey,
 )
+from pathways.runtime.resilience.version_manager import VersionManager
 from pathways.runtime.resilience.versions import StateVersion, VersionTable
 
 SEEDS = examples(300)
@@ -82,33 +86,33 @@ def buddies_are_of_the_same_island(patch: pytest.MonkeyPatch) -> None:
 
 
 def there_are_no_buddies(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cores, "place_buddy_copies", lambda copies, present, hosts, leaving: {})
+    patch.setattr(versions, "place_buddy_copies", lambda copies, present, hosts, leaving: {})
 
 
 def each_mate_keeps_a_copy(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cores, "place_own_copies", lambda holdings, hosts: dict(holdings))
+    patch.setattr(versions, "place_own_copies", lambda holdings, hosts: dict(holdings))
 
 
 def versions_commit_without_their_copies(patch: pytest.MonkeyPatch) -> None:
-    commit = ResilienceCore._commit
+    commit = VersionManager.commit
 
-    def early(self: ResilienceCore, now: float) -> list[ResilienceEffect]:
+    def early(self: VersionManager, now: float) -> list[ResilienceEffect]:
         version = self.table.pending
         if version is not None and len(version.pending) == 1:
             version.pending = {}
         return commit(self, now)
 
-    patch.setattr(ResilienceCore, "_commit", early)
+    patch.setattr(VersionManager, "commit", early)
 
 
 def versions_commit_before_metrics_are_read(patch: pytest.MonkeyPatch) -> None:
-    commit = ResilienceCore._commit
+    commit = VersionManager.commit
 
-    def early(self: ResilienceCore, now: float) -> list[ResilienceEffect]:
-        self._metrics_read += 1
+    def early(self: VersionManager, now: float) -> list[ResilienceEffect]:
+        self.metrics_read += 1
         return commit(self, now)
 
-    patch.setattr(ResilienceCore, "_commit", early)
+    patch.setattr(VersionManager, "commit", early)
 
 
 def versions_of_lost_attempts_commit(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +125,7 @@ def the_old_version_goes_when_the_new_one_begins(patch: pytest.MonkeyPatch) -> N
     def early(self: ResilienceCore, started: SnapshotStarted, now: float) -> list[ResilienceEffect]:
         if (committed := self.table.committed) is not None:
             del self.table.versions[committed.key]
-        return [self._kept(), *start(self, started, now)]
+        return [self.versions.keep(), *start(self, started, now)]
 
     patch.setattr(ResilienceCore, "_start_copies", early)
 
@@ -132,11 +136,11 @@ def any_number_of_versions_is_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def uncommitted_versions_are_restored(patch: pytest.MonkeyPatch) -> None:
-    def any_whole(self: ResilienceCore, hosts: Any) -> StateVersion | None:
-        whole = [version for version in self.table.versions.values() if not version.missing_at(hosts)]
+    def any_whole(self: VersionTable, hosts: Any) -> StateVersion | None:
+        whole = [version for version in self.versions.values() if not version.missing_at(hosts)]
         return max(whole, key=lambda version: version.key, default=None)
 
-    patch.setattr(ResilienceCore, "_newest_whole", any_whole)
+    patch.setattr(VersionTable, "newest_whole", any_whole)
     patch.setattr(VersionTable, "drop_pending", lambda self: False)
 
 
@@ -151,28 +155,28 @@ def memory_without_workers_is_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_copies_stay_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResilienceCore, "_protect", lambda self: [])
+    patch.setattr(VersionManager, "protect", lambda self: [])
 
 
 def hosts_without_workers_protect(patch: pytest.MonkeyPatch) -> None:
     def lie(self: ResilienceCore) -> bool:
-        version, places = self.table.committed, self._topology.hosts
+        version, places = self.table.committed, self.islands.topology.hosts
         return version is not None and version.is_doubled([*places], places)
 
     patch.setattr(ResilienceCore, "is_protected", property(lie))
 
 
 def the_disk_is_preferred(patch: pytest.MonkeyPatch) -> None:
-    newest = ResilienceCore._newest_whole
+    plan = recovery.plan_recovery
 
-    def none(self: ResilienceCore, hosts: Any) -> StateVersion | None:
-        return newest(self, hosts) if self.disk_step is None else None
+    def from_disk(table: VersionTable, islands: Any, disk: DiskSaves, now: float) -> Any:
+        return plan(table if disk.last is None else VersionTable(), islands, disk, now)
 
-    patch.setattr(ResilienceCore, "_newest_whole", none)
+    patch.setattr(cores, "plan_recovery", from_disk)
 
 
 def memory_of_islands_that_return_is_given_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResilienceCore, "_hosts_that_return", lambda self: self.hosts)
+    patch.setattr(TrainingIslands, "hosts_that_return", lambda self: self.hosts)
 
 
 def the_first_host_that_has_restored_is_enough(patch: pytest.MonkeyPatch) -> None:
@@ -205,11 +209,11 @@ def corrupt_copies_are_read_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_island_is_waited_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResilienceCore, "_is_overdue", lambda self, island, now: True)
+    patch.setattr(TrainingIslands, "_is_overdue", lambda self, island, now: True)
 
 
 def islands_are_waited_for_longer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResilienceCore, "_is_overdue", lambda self, island, now: False)
+    patch.setattr(TrainingIslands, "_is_overdue", lambda self, island, now: False)
 
 
 def any_number_of_replicas_runs(patch: pytest.MonkeyPatch) -> None:
@@ -223,7 +227,7 @@ def any_number_of_replicas_runs(patch: pytest.MonkeyPatch) -> None:
 
 
 def fewer_replicas_run_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResilienceCore, "_grows", lambda self: False)
+    patch.setattr(TrainingIslands, "grows", lambda self, running: False)
 
 
 def leaving_islands_take_an_earlier_version_along(patch: pytest.MonkeyPatch) -> None:
@@ -237,18 +241,18 @@ def leaving_islands_take_an_earlier_version_along(patch: pytest.MonkeyPatch) -> 
 
 
 def leaving_islands_keep_copies_of_staying_ones(patch: pytest.MonkeyPatch) -> None:
-    place = cores.place_buddy_copies
+    place = versions.place_buddy_copies
     patch.setattr(
-        cores, "place_buddy_copies", lambda copies, present, hosts, leaving: place(copies, present, hosts)
+        versions, "place_buddy_copies", lambda copies, present, hosts, leaving: place(copies, present, hosts)
     )
 
 
 def leaving_islands_are_released_before_they_are_copied(patch: pytest.MonkeyPatch) -> None:
     def early(self: ResilienceCore, now: float) -> list[ResilienceEffect]:
         last = self.table.committed
-        if not self._leaving or last is None or not isinstance(self.phase, cores.StepsRunning):
+        if not self.islands.leaving or last is None or not isinstance(self.phase, cores.StepsRunning):
             return []
-        return [HoldSteps(), *self._release(last.key, now), *self._recover(now)]
+        return [HoldSteps(), *self.versions.release_leaving(last.key, now), *self._recover(now)]
 
     patch.setattr(ResilienceCore, "_hold_for_leaving", early)
 
@@ -267,8 +271,8 @@ def answers_of_unused_islands_are_awaited(patch: pytest.MonkeyPatch) -> None:
     remove = ResilienceCore._remove
 
     def lose_silently(self: ResilienceCore, island: int, now: float) -> list[ResilienceEffect]:
-        if isinstance(self.phase, cores.RestoringState) and island not in self._topology.islands((0,)):
-            self.present -= {island}
+        if isinstance(self.phase, cores.RestoringState) and island not in self.islands.topology.islands((0,)):
+            self.islands.present -= {island}
             return []
         return remove(self, island, now)
 
@@ -276,8 +280,10 @@ def answers_of_unused_islands_are_awaited(patch: pytest.MonkeyPatch) -> None:
 
 
 def hosts_that_return_keep_what_was_dropped(patch: pytest.MonkeyPatch) -> None:
-    kept = ResilienceCore._kept
-    patch.setattr(ResilienceCore, "_kept", lambda self: KeepVersions(self.hosts[:1], kept(self).keys))
+    def keep_at_first(self: VersionManager) -> KeepVersions:
+        return KeepVersions(self._islands.hosts[:1], tuple(sorted(self.table.versions)))
+
+    patch.setattr(VersionManager, "keep", keep_at_first)
 
 
 def uncommitted_versions_of_earlier_controllers_are_restored(patch: pytest.MonkeyPatch) -> None:
@@ -291,7 +297,7 @@ def uncommitted_versions_of_earlier_controllers_are_restored(patch: pytest.Monke
 
 
 def versions_of_earlier_controllers_that_are_broken_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResilienceCore, "_drop_broken", lambda self: [])
+    patch.setattr(VersionTable, "drop_broken", lambda self, hosts: [])
 
 
 def controllers_use_the_names_of_earlier_ones(patch: pytest.MonkeyPatch) -> None:
@@ -369,7 +375,7 @@ class Shell:
             self.effects.append(effect)
             match effect:
                 case TakeSnapshot(key):
-                    self.notify(SnapshotStarted(key, self.core._topology.holdings(self.core.replicas)))
+                    self.notify(SnapshotStarted(key, self.core.islands.topology.holdings(self.core.replicas)))
                 case MakeCopies(_, copies) if not self.is_slow:
                     for copy in copies:
                         self.notify(CopyCompleted(copy.number))
