@@ -118,7 +118,7 @@ stress: venv ## threads, killed and stopped hosts, killed training for an hour; 
 	@$(BIN)/python test/support/kill_training.py --kills 1000 --seed $(or $(SEED),0)
 	@for how in own attached; do $(BIN)/python test/support/interrupt_steps.py 10000 $(or $(SEED),0) $$how || exit 1; done
 	@$(BIN)/python test/runtime/control/histories.py --count 10000
-	@$(BIN)/python test/runtime/control/sharing.py --count 10000
+	@$(BIN)/python test/runtime/service/sharing.py --count 10000
 	@$(BIN)/python test/runtime/resilience/resilience_histories.py --count 10000
 	@PW_TEST_EXAMPLES_FACTOR=20 $(BIN)/pytest --timeout=3600 $(ALL_AT_ONCE) test/dialect test/passes test/runtime
 

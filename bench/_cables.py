@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from pathways.runtime.clusters import connect
 from pathways.runtime.control.gang import START_SECONDS
-from pathways.runtime.hosts.client import connect
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
 

@@ -15,8 +15,8 @@ from _simulated.figures import Usage, smallest_hidden, used_alone, used_together
 from _simulated.fleet import FleetShape
 from _simulated.service import ClientModel
 
-from pathways.runtime.control.sharing.places import MAX_UNFINISHED
 from pathways.runtime.hosts.launch.options import MAX_AHEAD
+from pathways.runtime.service.sharing.places import MAX_UNFINISHED
 
 CLOSE = 0.15
 """The fraction by which the simulator may be off."""

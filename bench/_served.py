@@ -23,7 +23,6 @@ from _cores import cpu_seconds, idle_seconds
 from _idle import empty_parts, idle_program
 from _timers import TimerHosts
 
-from pathways.runtime.hosts.client.attaching import Attachment, attach_at
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -31,10 +30,11 @@ from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
-from pathways.runtime.hosts.protocol.service_messages import decode_for_service
-from pathways.runtime.hosts.service.service import Service
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.service.client.attaching import Attachment, attach_at
+from pathways.runtime.service.protocol.service_messages import decode_for_service
+from pathways.runtime.service.service import Service
 
 _SECRET = bytes(range(32))
 """Secret that guards only steps without work, behind a socket in a private folder."""
@@ -113,7 +113,7 @@ class ServedIslands:
 
     def attach(self, name: str) -> Client:
         """Connects this process as a client."""
-        return attach_at(self._place, _SECRET, Attachment("bench", name))
+        return Client(attach_at(self._place, _SECRET, Attachment("bench", name)))
 
     def start(self, name: str, way: str, **settings: Any) -> subprocess.Popen[str]:
         """Starts a client in a process of its own; `way` is a key of `WAYS`."""
@@ -208,7 +208,7 @@ def serve(arguments: str) -> None:
 def run_client(arguments: str) -> None:
     """Runs the process of a client."""
     config = json.loads(arguments)
-    controller = attach_at(config["place"], _SECRET, Attachment("bench", config["name"]))
+    controller = Client(attach_at(config["place"], _SECRET, Attachment("bench", config["name"])))
     with contextlib.suppress(BrokenPipeError):
         WAYS[config["way"]](controller, **config["settings"])
 

@@ -204,8 +204,8 @@ def kills(count: int, minutes: float) -> Iterator[str]:
     from jax.sharding import PartitionSpec as P
 
     import pathways as pw
+    from pathways.runtime.clusters.connect import controller
     from pathways.runtime.control.records.errors import HostError
-    from pathways.runtime.hosts.client.connect import controller
 
     for hosts in (1, 2):
         pw.connect(islands=[pw.Island(hosts=hosts), pw.Island()], options=pw.HostOptions(heartbeat=2))
@@ -248,7 +248,7 @@ def kills(count: int, minutes: float) -> Iterator[str]:
 def restarts(rounds: int) -> Iterator[str]:
     """Compares the restart of an island with and without a spare worker."""
     import pathways as pw
-    from pathways.runtime.hosts.client.connect import controller
+    from pathways.runtime.clusters.connect import controller
 
     times: dict[int, list[float]] = {0: [], 1: []}
     for _ in range(rounds):

@@ -39,8 +39,8 @@ from _parts import print_header
 from pipeline import Size, another_process, layer, loss_of_layer, step_of
 
 import pathways
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.client.connect import controller
 
 BATCHES = 5
 WARM_UP = 5

@@ -26,7 +26,7 @@ import numpy as np
 
 import pathways as pw
 from pathways.compiler.resilience.resilient import STEPS_AHEAD
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 
 class Log(logging.Handler):

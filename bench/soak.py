@@ -34,8 +34,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 
 HEARTBEAT = 2.0

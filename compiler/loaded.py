@@ -23,7 +23,7 @@ from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
 from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError
 from pathways.runtime.bundle.program import read_program, stored_name
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.local.devices import cluster, devices_of, memory_kinds
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.manager import Binding

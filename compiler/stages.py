@@ -36,7 +36,7 @@ from pathways.runtime.plan.sub_programs import calls_of
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import ReplayTimes, read_times, stated_times, times_in, title_of
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.traces.timeline import Timeline
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.compile_cache import Request
 from pathways.runtime.xla.tracebacks import boundary, filter_traceback

@@ -235,9 +235,9 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
         Term(
             "timeline",
             "The times of launches and transfers of one step, simulated or measured.",
-            "runtime.timelines.timeline:Timeline",
+            "runtime.traces.timeline:Timeline",
         ),
-        Term("bubble", "The share of a step in which a slice idles.", "runtime.timelines.timeline:Timeline"),
+        Term("bubble", "The share of a step in which a slice idles.", "runtime.traces.timeline:Timeline"),
     ),
     "Hosts": (
         Term(
@@ -248,7 +248,7 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
         Term(
             "worker",
             "The process of a host: it loads host programs and runs their steps.",
-            "runtime.hosts.worker.process",
+            "runtime.clusters.worker_process",
         ),
         Term("gang", "The workers of an island, which start and fail together.", "runtime.control.gang"),
         Term(
@@ -264,7 +264,7 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
         Term(
             "service",
             "A controller in a process of its own, which many clients share.",
-            "runtime.hosts.service",
+            "runtime.service",
         ),
         Term("client", "A program that a service runs steps for.", "runtime.hosts.client"),
     ),

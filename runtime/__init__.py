@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathways.runtime.hosts.client.connect import connect
+    from pathways.runtime.clusters.connect import connect
     from pathways.runtime.local.devices import bind, release
     from pathways.runtime.local.load import Executable, Port, load
     from pathways.runtime.resources.cluster import Cluster, Device, DeviceIsland, Host
@@ -28,7 +28,7 @@ _MODULES = {
     "VirtualDeviceSet": "resources.virtual",
     "VirtualSlice": "resources.virtual",
     "bind": "local.devices",
-    "connect": "hosts.client.connect",
+    "connect": "clusters.connect",
     "load": "local.load",
     "make_virtual_device_set": "resources.virtual",
     "release": "local.devices",

@@ -41,30 +41,34 @@ ROOMS = (
     "passes",
     "runtime.plan",
     "runtime.resources",
-    "runtime.timelines",
     "runtime.bundle",
     "runtime.control.records",
-    "runtime.control.sharing",
     "runtime.control",
-    "runtime.resilience",
-    "runtime.simulate",
-    "runtime.snapshots",
     "runtime.xla",
     "runtime.local",
+    "runtime.hosts.protocol",
+    "runtime.hosts.launch",
+    "runtime.hosts.spares",
+    "runtime.hosts.splitting",
+    "runtime.hosts.worker",
+    "runtime.hosts.cluster",
+    "runtime.hosts.client",
+    "runtime.traces",
+    "runtime.simulate",
+    "runtime.data",
+    "runtime.resilience",
+    "runtime.resilience.snapshots",
+    "runtime.service.protocol",
+    "runtime.service.sharing",
+    "runtime.service.client",
+    "runtime.service.relaying",
+    "runtime.service",
+    "runtime.clusters",
     "runtime.proxy.wire",
     "runtime.proxy.reading",
     "runtime.proxy",
     "runtime.proxy.sessions",
     "runtime.proxy.serving",
-    "runtime.hosts.protocol",
-    "runtime.hosts.launch",
-    "runtime.hosts.spares",
-    "runtime.hosts.splitting",
-    "runtime.hosts.trace",
-    "runtime.hosts.worker",
-    "runtime.hosts.cluster",
-    "runtime.hosts.client",
-    "runtime.hosts.service",
     "compiler.frontend",
     "compiler.lower",
     "compiler.backends",
@@ -81,11 +85,26 @@ ROOMS = (
 )
 """From left to right."""
 
-JAX = (*ROOMS[ROOMS.index("runtime.xla") :],)
-"""The rooms that may import jax. The parents of tools do not: `test/tools/test_start.py`."""
-
 FACES = ("pathways", "pathways.mpmd", "pathways.proxy", "runtime", "runtime.hosts")
 """Packages that belong to no room: they offer names of any, and import them at their first use."""
+
+EXTENSIONS = {
+    "traces": ("runtime.traces", "runtime.simulate"),
+    "data": ("runtime.data", "compiler.data"),
+    "resilience": ("runtime.resilience", "compiler.resilience"),
+    "service": ("runtime.service",),
+    "proxy": ("runtime.proxy",),
+}
+"""Folders of each extension. The rest is the core: it imports none, and no extension imports another one."""
+
+FOUNDATIONS = {"resilience": ("data",), "proxy": ("data",)}
+"""Extensions that build on others: both write checkpoints, and training that goes on makes batches."""
+
+COMPOSED = ("runtime.clusters", "compiler", "tools")
+"""Folders that put the core and its extensions together."""
+
+JAX = (*ROOMS[ROOMS.index("runtime.xla") :],)
+"""The rooms that may import jax. The parents of tools do not: `test/tools/test_start.py`."""
 
 MAX_MODULES = 16
 """Largest number of modules and folders in a folder."""
@@ -98,7 +117,7 @@ EXCEPTIONS = {
     "passes.schedule.search.exact imports ortools inside of a function",
     "passes.analysis.flow imports scipy inside of a function",
     "runtime.hosts.launch.ray_launcher imports ray inside of a function",
-    "runtime.snapshots.array_files imports tensorstore inside of a function",
+    "runtime.data.array_files imports tensorstore inside of a function",
 }
 """Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, and
 scipy takes longer to import than a small program to place."""
@@ -113,22 +132,23 @@ class Import:
     where: str
 
 
-def modules() -> dict[str, ast.Module]:
-    """Every module of the project by its name without `pathways.`."""
-    files = {
+def files() -> dict[str, Path]:
+    """Every module of the project by its name without `pathways.`, with its file."""
+    found = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
         for folder in ("dialect", "passes", "runtime", "compiler", "tools")
         for path in (ROOT / folder).rglob("*.py")
     }
-    names = {name: name.removesuffix(".__init__") for name in files} | {
+    names = {name: name.removesuffix(".__init__") for name in found} | {
         "compiler._root.__init__": "pathways",
         "compiler._root.mpmd": "pathways.mpmd",
         "compiler._root.proxy": "pathways.proxy",
     }
-    return {names[name]: ast.parse(path.read_text()) for name, path in files.items()}
+    return {names[name]: path for name, path in found.items()}
 
 
-MODULES = modules()
+FILES = files()
+MODULES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 
 def imports() -> Iterator[Import]:
@@ -171,6 +191,16 @@ def rank(module: str) -> int:
     return ROOMS.index(max(rooms, key=len))
 
 
+def family_of(module: str) -> str:
+    """The extension that a module is part of; `core`, or nothing if it puts extensions together."""
+    families = {folder: family for family, folders in EXTENSIONS.items() for folder in folders}
+    families |= dict.fromkeys(COMPOSED, "")
+    if module in FACES:
+        return ""
+    folders = [folder for folder in families if f"{module}.".startswith(f"{folder}.")]
+    return families[max(folders, key=len)] if folders else "core"
+
+
 def violations() -> Iterator[str]:
     for statement in imports():
         importer, imported, where = statement.importer, statement.imported, statement.where
@@ -180,6 +210,9 @@ def violations() -> Iterator[str]:
         room = ROOMS[rank(importer)] if importer not in FACES else ""
         if where == "inside" and room.partition(".")[0] != "tools":
             yield f"{text} inside of a function"
+        family, of_imported = family_of(importer), family_of(imported)
+        if family and of_imported and of_imported not in ("core", family, *FOUNDATIONS.get(family, ())):
+            yield f"{text}, which is another extension"
         if imported == "jax" and room not in JAX:
             yield f"{text} at the top"
         if imported not in MODULES:
@@ -246,8 +279,22 @@ def guessers_of_names() -> Iterator[str]:
             yield f"{statement.importer} imports difflib; guess names by dialect.spelling"
 
 
+def lines_of_families() -> dict[str, int]:
+    """Returns the number of lines of the core, of each extension, and of the rest by their first folder."""
+    lines: collections.Counter[str] = collections.Counter()
+    for name, path in FILES.items():
+        family, folder = family_of(name), name.partition(".")[0]
+        is_named = family and (family != "core" or folder == "runtime")
+        lines[family if is_named else folder] += len(path.read_text().splitlines())
+    return dict(lines.most_common())
+
+
 def test_rooms_keep_to_the_rules() -> None:
     rules = (violations, cycles, folders, starters_of_threads, runners_of_mlir_passes, guessers_of_names)
     seen = {found for rule in rules for found in rule()}
     assert seen - EXCEPTIONS == set(), "new"
     assert EXCEPTIONS - seen == set(), "no exception any more: remove it from the table"
+
+
+if __name__ == "__main__":
+    print(", ".join(f"{family} {lines:,}" for family, lines in lines_of_families().items()))

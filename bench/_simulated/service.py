@@ -11,9 +11,9 @@ from _simulated.control import Control
 from _simulated.costs import ControlCosts
 from _simulated.fleet import FleetShape, FleetStep
 from _simulated.processor import Processor
-from pathways.runtime.control.sharing.places import MAX_UNFINISHED
-from pathways.runtime.control.sharing.scheduler import Scheduler
-from pathways.runtime.control.sharing.scheduler_events import (
+from pathways.runtime.service.sharing.places import MAX_UNFINISHED
+from pathways.runtime.service.sharing.scheduler import Scheduler
+from pathways.runtime.service.sharing.scheduler_events import (
     ClientJoined,
     IslandStepDone,
     IssueStep,

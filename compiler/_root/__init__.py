@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pathways.dialect.errors import PathwaysError
     from pathways.dialect.version import __version__
     from pathways.runtime.bundle.manifest import BundleError
+    from pathways.runtime.clusters.connect import connect, disconnect
     from pathways.runtime.control.records.errors import (
         CallFailedError,
         ClusterClosedError,
@@ -69,13 +70,12 @@ if TYPE_CHECKING:
         ProgramFailedError,
     )
     from pathways.runtime.hosts.client.array import Array
-    from pathways.runtime.hosts.client.connect import connect, disconnect
     from pathways.runtime.hosts.launch.options import HostOptions
     from pathways.runtime.hosts.launch.settings import Island
     from pathways.runtime.local.devices import cluster, release
-    from pathways.runtime.local.recording import trace
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
+    from pathways.runtime.traces.file_trace import trace
     from pathways.runtime.xla.compile_cache import CompileError
 
 __all__ = [
@@ -156,8 +156,8 @@ _MODULES = {
     "auto": "compiler.auto.auto",
     "checkpoint": "compiler.data.checkpoint",
     "cluster": "runtime.local.devices",
-    "connect": "runtime.hosts.client.connect",
-    "disconnect": "runtime.hosts.client.connect",
+    "connect": "runtime.clusters.connect",
+    "disconnect": "runtime.clusters.connect",
     "from_mpmd": "compiler.mpmd.from_mpmd",
     "jit": "compiler.api",
     "load": "compiler.loaded",
@@ -168,8 +168,8 @@ _MODULES = {
     "program": "compiler.api",
     "release": "runtime.local.devices",
     "resilient": "compiler.resilience.resilient",
-    "status": "runtime.hosts.client.cluster_status",
-    "trace": "runtime.local.recording",
+    "status": "runtime.clusters.cluster_status",
+    "trace": "runtime.traces.file_trace",
 }
 
 

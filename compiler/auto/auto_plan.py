@@ -16,7 +16,7 @@ from pathways.compiler.auto.tried_cuts import TriedCut, write_cuts
 from pathways.compiler.frontend.user_code import symbol_of
 from pathways.runtime.resources.tables import duration_with_unit, html_table, percent, size, table
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.traces.timeline import Timeline
 
 
 class AutoPlan(ProcessBound):

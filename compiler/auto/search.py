@@ -24,7 +24,7 @@ from pathways.passes.analysis.links import Link, read_link
 from pathways.passes.analysis.quantities import FLOPS, TimesError
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.tables import size
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.traces.timeline import Timeline
 
 _ROWS, _VS = 3, 2
 """Number of the best cuts in a row, and in a V, that are simulated besides the even one."""

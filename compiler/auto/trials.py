@@ -19,7 +19,7 @@ from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import TimesOfCalls
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.traces.timeline import Timeline
 
 
 @dataclasses.dataclass(frozen=True)

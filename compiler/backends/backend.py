@@ -17,15 +17,16 @@ from pathways.compiler.backends.relocation import relocate
 from pathways.compiler.frontend.user_code import warn
 from pathways.compiler.lower.phases import ProgramError
 from pathways.dialect import make_context
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace, SplitProgram
 from pathways.runtime.hosts.splitting.splitting import SplitError, split
 from pathways.runtime.local.load import load
 from pathways.runtime.resources.manager import Binding
+from pathways.runtime.traces.file_trace import start_from_environment
 from pathways.runtime.xla import pjrt
 
 
@@ -51,6 +52,7 @@ def load_program(
         if pjrt.checks_values():
             _warn_of_unchecked_values()
         return HostsLoader(hosts, program).load(bindings)
+    start_from_environment()
     executable = load(
         program.plan,
         bindings,
@@ -100,7 +102,8 @@ class HostsLoader:
         # Not needed again, as long as no slice gets other devices.
         self._context = None
         owners = {name: place.owners for name, place in places.items()}
-        self._controller.traces.add(loaded, loaded.number, self._plan, owners)
+        for observer in self._controller.pool.observers:
+            observer.load(loaded, self._plan, owners)
         return loaded
 
     def _load_again(self) -> HostsExecutable:

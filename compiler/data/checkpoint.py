@@ -29,9 +29,9 @@ from pathways.compiler.data.host_checkpoints import (
 )
 from pathways.compiler.data.saving import PendingSave, Saving, save_error
 from pathways.compiler.stages import Bound
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.worker.call_runner import holds
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary

@@ -2,7 +2,7 @@
 
 Orbax does the common work of all checkpoints: folders, metadata, the merge of the hosts' files, and the
 commit. For leaves on hosts it calls a handler of `orbax_handlers`, which has hosts run
-`runtime.hosts.worker.checkpoints`.
+`runtime.data.checkpoints`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.data.on_hosts import call_of, lanes, output_array
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
+from pathways.runtime.data import checkpoints
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
@@ -29,7 +30,6 @@ from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import ResultArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.protocol.shards import different_shards
-from pathways.runtime.hosts.worker import checkpoints, snapshots
 from pathways.runtime.xla.pjrt import memory_space
 
 _MODULE = checkpoints.__name__
@@ -67,15 +67,17 @@ class _CopiedShard:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotVersion:
-    """Version of a state in the memory of hosts; see `runtime.hosts.worker.snapshots`.
+    """Version of a state in the memory of hosts.
 
     Attributes:
       key: the version.
+      module: the module of workers whose `map_blocks` maps its blocks for a save.
     """
 
     controller: Client
     run: str
     key: tuple[int, int]
+    module: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,7 +357,7 @@ class StoredSave(HostSave):
                 names.setdefault(host, []).append(block.name)
         named = {"save": self._name, "run": version.run, "key": version.key}
         own = {host: {"blocks": blocks} for host, blocks in names.items()}
-        self._copies, lost = self._call_all("map_blocks", named, own, snapshots.__name__)
+        self._copies, lost = self._call_all("map_blocks", named, own, version.module)
         if lost:
             # Blocks that are mapped take memory, though their version is dropped.
             self.drop()

@@ -30,14 +30,14 @@ from pathways.compiler.data.on_hosts import (
 from pathways.compiler.frontend.jax_internals import unflatten
 from pathways.runtime.control.records.errors import CallFailedError, HostError
 from pathways.runtime.control.records.step import FunctionCall
+from pathways.runtime.data import batches as worker_batches
+from pathways.runtime.data.batches import InputEnded, Rows, checked, open_rows, row_leaves
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import ResultArray
 from pathways.runtime.hosts.protocol.shards import shard_indices
-from pathways.runtime.hosts.worker import batches as worker_batches
-from pathways.runtime.hosts.worker.batches import InputEnded, Rows, checked, open_rows, row_leaves
 from pathways.runtime.hosts.worker.call_runner import CallRefused
 
 _MODULE = worker_batches.__name__

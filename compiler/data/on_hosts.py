@@ -20,17 +20,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pathways.compiler.backends.backend import relocate_array
 from pathways.compiler.data.editions import edition_with
 from pathways.compiler.frontend import jax_internals
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import CallFailedError
 from pathways.runtime.control.records.step import FunctionCall
+from pathways.runtime.data.batches import InputEnded
 from pathways.runtime.hosts.client.array import Array, results_of
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, ResultArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
-from pathways.runtime.hosts.worker.batches import InputEnded
 from pathways.runtime.hosts.worker.call_runner import numpy_of
 from pathways.runtime.hosts.worker.client_modules import find_function
 from pathways.runtime.local.devices import bind, mesh_of

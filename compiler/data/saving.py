@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.compiler.data.host_checkpoints import CheckpointFailedError, HostSave
-from pathways.runtime.hosts.client import connect
-from pathways.runtime.snapshots.array_files import system_error
+from pathways.runtime.clusters import connect
+from pathways.runtime.data.array_files import system_error
 
 _WRITERS_SECONDS = 60.0
 

@@ -21,6 +21,7 @@ from pathways.runtime.local.devices import binding_of
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.proxy.programs import check_module
+from pathways.runtime.traces.file_trace import start_from_environment
 from pathways.runtime.xla.pjrt import platform_of
 
 _DIALECTS = ("builtin", "func", "ifrt", "stablehlo", "chlo", "sdy")
@@ -60,4 +61,5 @@ def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
         name: binding_of([by_id[number] for number in ids], plan.slices[name])
         for name, ids in zip(slices, lists, strict=True)
     }
+    start_from_environment()
     return load(plan, bindings)

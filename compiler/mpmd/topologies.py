@@ -10,7 +10,7 @@ import jax
 
 from pathways.compiler.lower.phases import ProgramError
 from pathways.passes.import_.mpmd.slices import symbol_of
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
 from pathways.runtime.xla import pjrt
 

@@ -1,4 +1,4 @@
-"""Versions of the state in the memory of hosts, by calls of `runtime.hosts.worker.snapshots` there."""
+"""Versions of the state in the memory of hosts, by calls of `snapshots.worker_snapshots` there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.worker import snapshots
 from pathways.runtime.resilience.effects import RestoreState
 from pathways.runtime.resilience.events import (
     CopyCompleted,
@@ -63,10 +62,12 @@ from pathways.runtime.resilience.records import (
     StoredVersion,
     VersionKey,
 )
+from pathways.runtime.resilience.snapshots import worker_snapshots as snapshots
+from pathways.runtime.resilience.snapshots.block_file import SnapshotError
+from pathways.runtime.resilience.snapshots.leftovers import remove_leftovers
+from pathways.runtime.resilience.snapshots.run_names import run_name
+from pathways.runtime.resources.process_identity import this_machine
 from pathways.runtime.resources.tables import size
-from pathways.runtime.snapshots.block_file import SnapshotError
-from pathways.runtime.snapshots.leftovers import remove_leftovers
-from pathways.runtime.snapshots.run_names import run_name, this_machine
 
 log = logging.getLogger("pathways")
 
@@ -580,7 +581,7 @@ class HostStore(SnapshotStore):
         for host, blocks in sorted(present.items()):
             for name in blocks:
                 owners.setdefault(name, []).append(host)
-        version = SnapshotVersion(self._client, self._run, _plain(key))
+        version = SnapshotVersion(self._client, self._run, _plain(key), _MODULE)
         kept = dataclasses.replace(kept, leaves=stored_leaves(kept.leaves, version, owners))
         planned = plan_loads(kept.holdings(replicas), present, self.topology.hosts)
         if planned is None:

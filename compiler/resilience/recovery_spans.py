@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pathways.runtime.local.call_trace import RecordedSpan
+from pathways.runtime.local.recorder import RecordedSpan
 from pathways.runtime.local.recording import record_span
 from pathways.runtime.resilience.effects import HoldSteps, ResilienceEffect, RestoreState, ResumeSteps
 

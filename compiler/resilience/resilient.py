@@ -38,10 +38,10 @@ from pathways.compiler.resilience.step_metrics import StepMetrics
 from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.stages import Bound
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.effects import Log
 from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.resilience.core import ResilienceCore
 from pathways.runtime.resilience.effects import (

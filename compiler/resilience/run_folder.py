@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pathways.dialect.plain_data import PlainDataError, parse_json, read_record
-from pathways.runtime.snapshots.run_names import kept_run_name
+from pathways.runtime.resilience.snapshots.run_names import kept_run_name
 
 RUN_FILE = "memory.json"
 """Name of the file that names the run; a run that has ended without an error removes it."""

@@ -1,12 +1,11 @@
 """Cores of the distributed runtime: they decide, without a clock, socket, thread or randomness of their own.
 
 A core accepts events, which report what happened, and returns effects, which are to be carried out; the time
-is an argument. `cluster_view.py` is the state that each process has that issues steps: `core.py` the one that
-decides, which contains all other cores of a cluster, `cluster_mirror.py` the copy of a client of a service.
+is an argument. `cluster_view.py` is the state that each process has that issues steps, `core.py` the one that
+decides, which contains all other cores of a cluster.
 `gang.py` is the life of the workers of an island, `steps.py` the issued steps and their outcome,
 `peer_reports.py` finds hosts that do not reach each other, `liveness.py` and `stalls.py` hosts and steps
-without progress. `records` has the records that they share, `effects.py` the effects. Where many clients
-share the islands, the scheduler of `sharing` decides whose step is next.
+without progress. `records` has the records that they share, `effects.py` the effects.
 
 Rules. A core handles one call at a time: its shell holds a lock around each. No call waits. Every event has a
 defined outcome in every state; late events, such as reports of replaced workers, change nothing. Steps are

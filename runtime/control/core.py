@@ -7,10 +7,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import override
 
-import msgspec
-
 from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.effects import (
+    ClientEffect,
     Disconnect,
     Effect,
     GangLeaving,
@@ -44,22 +43,7 @@ from pathways.runtime.control.records.events import (
     Tick,
 )
 from pathways.runtime.control.records.reports import HostReport
-from pathways.runtime.control.records.step import FunctionCall, serial
-from pathways.runtime.control.sharing.scheduler import Policy, Scheduler
-from pathways.runtime.control.sharing.scheduler_events import (
-    ArrayArrived,
-    ClientLeft,
-    DispatchRequest,
-    IslandLeaving,
-    IslandLost,
-    IslandReturned,
-    IslandStepDone,
-    IssueStep,
-    QueuedStep,
-    RefuseStep,
-    SchedulerEvent,
-    WorkSubmitted,
-)
+from pathways.runtime.control.records.step import serial
 from pathways.runtime.control.stalls import Stall, Stalls, causes
 
 
@@ -91,15 +75,9 @@ class ClusterCore(ClusterView[Gang]):
       islands: the numbers of the hosts of each island.
       limits: the limits of times and counts.
       now: the time, in seconds of any clock that does not go back.
-      policy: the order of steps where clients share the islands, see `Scheduler`.
-
-    Attributes:
-      scheduler: chooses the next step of clients; idle without clients.
     """
 
-    def __init__(
-        self, islands: Iterable[Sequence[int]], limits: Limits, now: float, policy: Policy = "fair"
-    ) -> None:
+    def __init__(self, islands: Iterable[Sequence[int]], limits: Limits, now: float) -> None:
         gangs = [
             Gang(
                 GangKey(number, 0),
@@ -112,7 +90,6 @@ class ClusterCore(ClusterView[Gang]):
             for number, hosts in enumerate(islands)
         ]
         super().__init__(gangs, 1, Stalls(limits.stall_report, limits.step_deadline))
-        self.scheduler = Scheduler(len(gangs), limits.ahead, policy)
         self._liveness = Liveness(limits.heartbeat, now)
         self._peers = PeerReports(limits.heartbeat)
         self._held = HeldFailures(sum(len(gang.hosts) for gang in gangs))
@@ -169,63 +146,6 @@ class ClusterCore(ClusterView[Gang]):
                 effects += self._fail(failure, now)
         return effects
 
-    # Many clients.
-
-    def schedule(self, events: Iterable[SchedulerEvent], now: float) -> list[Effect]:
-        """Passes simultaneous events of clients and their steps to the scheduler.
-
-        Steps that the scheduler chooses are issued, in the order of the returned effects. Events of clients
-        that have left, or for lost workers, are ignored, except that such steps are refused.
-        """
-        effects: list[Effect] = []
-        current: list[SchedulerEvent] = []
-        for event in events:
-            match event:
-                case IslandStepDone():
-                    current.append(event)
-                case WorkSubmitted(QueuedStep() as step) if not self._are_current(step.starts):
-                    effects.append(RefuseStep(step, "its workers are lost"))
-                case WorkSubmitted(item) if item.client not in self.scheduler.clients:
-                    pass
-                case ClientLeft(client) if client not in self.scheduler.clients:
-                    pass
-                case ArrayArrived() if not self._are_current({event.island: event.start}):
-                    pass
-                case _:
-                    current.append(event)
-        for effect in self.scheduler.handle_all(current, now):
-            match effect:
-                case IssueStep(step):
-                    self._issue_queued(step, now)
-                    effects.append(effect)
-                case DispatchRequest(item) if item.is_call:
-                    effects.append(self._begin_call(effect, now))
-                case _:
-                    effects.append(effect)
-        return effects
-
-    def _are_current(self, starts: Mapping[int, int]) -> bool:
-        for island, start in starts.items():
-            gang = self.gangs[island]
-            if gang.key.start != start or gang.failure is not None:
-                return False
-        return True
-
-    def _issue_queued(self, step: QueuedStep, now: float) -> None:
-        step.began = now
-        # All islands are open, or the scheduler would have refused it.
-        self.issue(step, [self.gangs[island] for island in step.islands], ())
-
-    def _begin_call(self, dispatch: DispatchRequest, now: float) -> DispatchRequest:
-        """Issues a dispatched call, or adds the failure that prevents it."""
-        item = dispatch.item
-        gang = self.gangs[item.island]
-        why = gang.problem if dispatch.has_arguments else failed("an argument is not available")
-        if why is not None:
-            return msgspec.structs.replace(dispatch, why=why)
-        self.issue(FunctionCall(item.name, item.number, item.hosts, now), (gang,), ())
-        return dispatch
-
     # Other events.
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -265,18 +185,21 @@ class ClusterCore(ClusterView[Gang]):
         island = gang.key.island
         effects = gang.handle(event, now)
         if gang.failure is not None:
+            # First: the other consequences of a loss may make clients issue steps.
             if not was_lost or gang.is_dead() > was_dead:
-                effects.append(GangLost(gang.key, gang.failure, gang.is_dead()))
+                effects += self._announce(GangLost(gang.key, gang.failure, gang.is_dead()), now)
             if not was_lost:
-                # Losing the island comes first: its other consequences may make clients issue steps.
-                effects += self.schedule([IslandLost(island, gang.failure.text)], now)
                 effects += self._lose_gang(gang, now)
         elif was_open:
             effects += self._close_leaving(gang, now)
         if isinstance(gang.state, Replaced):
             successor = self.gangs[island] = gang.successor(now)
-            effects += [GangReturned(successor.key), *self.schedule([IslandReturned(island)], now)]
+            effects += self._announce(GangReturned(successor.key), now)
         return effects
+
+    def _announce(self, effect: ClientEffect, now: float) -> list[Effect]:
+        """Returns the notice of an island to the users of the cluster, and what follows from it."""
+        return [effect]
 
     def _allow_leave(self, key: GangKey, now: float) -> list[Effect]:
         gang = self.gang(key)
@@ -290,8 +213,7 @@ class ClusterCore(ClusterView[Gang]):
         """Tells clients that a gang accepts nothing new any more, if it leaves and none delays that."""
         if gang.problem is None:
             return []
-        event = IslandLeaving(gang.key.island, gang.problem.text)
-        return [GangLeaving(gang.key, gang.problem), *self.schedule([event], now)]
+        return self._announce(GangLeaving(gang.key, gang.problem), now)
 
     def _lose_peer(self, event: PeerUnreachable, now: float) -> list[Effect]:
         """Notes that a host does not reach another; once both report it, steps that need both are errors."""

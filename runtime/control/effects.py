@@ -8,11 +8,16 @@ from collections.abc import Mapping
 from pathways.runtime.control.held_failures import HeldFailure
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.events import GangKey
-from pathways.runtime.control.sharing.scheduler_events import SchedulerEffect
+
+
+class Effect:
+    """Base class of effects."""
+
+    __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Log:
+class Log(Effect):
     """Log line for the user; `level` is one of `logging`."""
 
     level: int
@@ -20,7 +25,7 @@ class Log:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PingGang:
+class PingGang(Effect):
     """Ping to the hosts of a gang; any message of theirs is a reply."""
 
     gang: GangKey
@@ -28,7 +33,7 @@ class PingGang:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RequestReports:
+class RequestReports(Effect):
     """Requests for the state of hosts; `request` is the number that their replies carry."""
 
     request: int
@@ -36,33 +41,33 @@ class RequestReports:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RequestExit:
+class RequestExit(Effect):
     """Permission to the processes of a gang to exit."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Disconnect:
+class Disconnect(Effect):
     """End of the connections to a gang that is lost or closed; all waiting threads check again."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class WakeWaiters:
+class WakeWaiters(Effect):
     """Wake-up of all waiting threads: some steps are errors though their hosts are not done."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StepFailed:
+class StepFailed(Effect):
     """Wake-up of the threads that wait for a step, and notice to its client: the step failed on a host."""
 
     failure: HeldFailure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TerminateGang:
+class TerminateGang(Effect):
     """Termination of the processes of a gang, and notice to all other hosts; answered by `GangTerminated`.
 
     Attributes:
@@ -75,7 +80,7 @@ class TerminateGang:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RestartGang:
+class RestartGang(Effect):
     """Start of workers in the place of a terminated gang; answered by `GangStarted` or `GangStartFailed`.
 
     Attributes:
@@ -87,14 +92,14 @@ class RestartGang:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AttachGang:
+class AttachGang(Effect):
     """Attachment of the new workers: from now on this gang is the one of its island."""
 
     gang: GangKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GangLeaving:
+class GangLeaving(Effect):
     """Notice to all clients: workers accept nothing new any more."""
 
     gang: GangKey
@@ -102,7 +107,7 @@ class GangLeaving:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GangLost:
+class GangLost(Effect):
     """Notice to all clients: workers are lost; `is_dead` tells whether none replace them."""
 
     gang: GangKey
@@ -111,7 +116,7 @@ class GangLost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GangReturned:
+class GangReturned(Effect):
     """Notice to all clients: these workers have replaced the earlier ones of their island."""
 
     gang: GangKey
@@ -119,18 +124,3 @@ class GangReturned:
 
 ClientEffect = GangLeaving | GangLost | GangReturned
 """Notices to clients about islands, which their own cores handle, too."""
-
-Effect = (
-    Log
-    | PingGang
-    | RequestReports
-    | RequestExit
-    | Disconnect
-    | WakeWaiters
-    | StepFailed
-    | TerminateGang
-    | RestartGang
-    | AttachGang
-    | ClientEffect
-    | SchedulerEffect
-)

@@ -36,7 +36,7 @@ def connect(
 ) -> Cluster:
     """Connects to devices of this process, and returns their cluster.
 
-    See `runtime.hosts.client.connect.connect`, which has all of these settings and also those of hosts.
+    See `runtime.clusters.connect.connect`, which has all of these settings and also those of hosts.
     """
     return process_cluster.connect(_discovery(cpu_devices, islands, platform, device_memory))
 

@@ -13,6 +13,7 @@ source was ready.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import queue
 import threading
@@ -21,10 +22,62 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from pathways.runtime.local.call_trace import ObservedTimes, RecordedCall, RecordedSpan
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
 from pathways.runtime.resources.threads import RunningThread, start_thread
 from pathways.runtime.xla.profile import Profile, TimeSpan
+
+
+@dataclasses.dataclass
+class ObservedTimes:
+    """Observed times of a launch or transfer, in nanoseconds of one clock.
+
+    Attributes:
+      dispatched: the time at which it was passed to XLA.
+      done: the time at which it was observed to be complete, maybe late; None for a step that could not be
+        waited for.
+      before: the time at which the step was complete that the same thread observed before.
+    """
+
+    dispatched: int
+    done: int | None
+    before: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedCall:
+    """Record of a call: what `traces.timeline_of_call` draws.
+
+    Attributes:
+      name: the name that the sink of the recorder has given it.
+    """
+
+    name: Any
+    plan: Plan
+    observed: Mapping[int, ObservedTimes]
+    executed: Mapping[int, tuple[int, int]]
+    hosts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedSpan:
+    """Record of work that belongs to no call, such as a snapshot; times in nanoseconds of one clock.
+
+    Attributes:
+      track: see `TraceSpan`; empty for this host.
+      row: see `TraceSpan`.
+      name: what was done.
+      start: when it began.
+      end: when it ended.
+      client: on a worker, the number of the client for which it was done.
+    """
+
+    track: str
+    row: str
+    name: str
+    start: int
+    end: int
+    client: int = 0
+
 
 _WRITE_INTERVAL_S = 1.0
 """Seconds between writes of finished calls. A write delays the other threads."""

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
+from pathways.runtime.proxy.compile_process import CompileProcesses
 from pathways.runtime.proxy.program_cache import ProgramCache
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.shardings import check_op_sharding
@@ -23,7 +24,6 @@ from pathways.runtime.resources.folders import PermittedFolders
 from pathways.runtime.resources.memory_account import MemoryAccount
 from pathways.runtime.resources.slice_states import SliceStates
 from pathways.runtime.xla import ifrt, pjrt
-from pathways.runtime.xla.compile_process import CompileProcesses
 from pathways.runtime.xla.layouts import make_layout, parse_layout
 
 CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways.runtime.data.array_files import ArrayFiles, load_tensorstore, system_error
 from pathways.runtime.plan.block_rows import Rows, index_of, rows_of
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import PendingArray, ProxyArray
@@ -38,7 +39,6 @@ from pathways.runtime.proxy.devices import (
 from pathways.runtime.proxy.plugin_programs import PluginProgram
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.folders import PermittedFolders, descend, refuse_links_below
-from pathways.runtime.snapshots.array_files import ArrayFiles, load_tensorstore, system_error
 from pathways.runtime.xla import ifrt
 
 _CONTEXT = {"file_io_concurrency": {"limit": 128}}

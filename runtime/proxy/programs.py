@@ -19,6 +19,7 @@ from pathways.dialect.operations.operation import nested_ops, printed
 from pathways.runtime.bundle.custom_calls import CLIENT_CALLS, bound_sparse_indices
 from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.compile_process import Cancellation
 from pathways.runtime.proxy.compiled_program import CompiledProgram
 from pathways.runtime.proxy.devices import (
     DTYPES,
@@ -32,7 +33,6 @@ from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, p
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
-from pathways.runtime.xla.compile_process import Cancellation
 from pathways.runtime.xla.launch_order import launch_order
 from pathways.runtime.xla.layouts import layout_of
 

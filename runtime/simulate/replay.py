@@ -18,7 +18,7 @@ from pathways.passes.analysis.links import Link
 from pathways.passes.analysis.times import Times
 from pathways.runtime.plan.plan import Launch, Plan, Slot, Transfer
 from pathways.runtime.simulate.times import ReplayTimes, launches_of
-from pathways.runtime.timelines.timeline import StepSpan, Timeline, timeline_of
+from pathways.runtime.traces.timeline import StepSpan, Timeline, timeline_of
 
 
 def simulate(

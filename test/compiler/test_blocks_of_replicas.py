@@ -18,8 +18,8 @@ from pathways.compiler.resilience.host_replicas import HostReplicaLayouts, Slice
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import shard_indices
-from pathways.runtime.hosts.worker.snapshots import _blocks_of
 from pathways.runtime.plan.block_rows import Rows, block_name, blocks_in, common_bounds, rows_within
+from pathways.runtime.resilience.snapshots.worker_snapshots import _blocks_of
 from pathways.runtime.resources.cluster import Device, Host
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import make_virtual_device_set

@@ -32,7 +32,9 @@ def test_stored_save_that_fails_unmaps_the_blocks_of_other_hosts():
     """Mapped blocks take memory on a host even after their version is removed there."""
     cluster = Cluster()
     blocks = tuple(SnapshotBlock(host, f"block{host}", (2 * host,)) for host in (0, 1))
-    array = SnapshotArray(SnapshotVersion(cluster, "run", (4, 0)), (4,), np.dtype("f4"), (2,), blocks)
+    array = SnapshotArray(
+        SnapshotVersion(cluster, "run", (4, 0), "snapshots"), (4,), np.dtype("f4"), (2,), blocks
+    )
     with pytest.raises(HostLostError, match="host 1"):
         StoredSave([array])
     assert cluster.calls == [("map_blocks", 0), ("drop", 0)]

@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import X
 
 import pathways as pw
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostLostError
-from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 

@@ -24,8 +24,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.compiler.data.host_checkpoints import CheckpointFailedError, HostSave
-from pathways.runtime.hosts.client.connect import controller
-from pathways.runtime.hosts.worker import checkpoints
+from pathways.runtime.clusters.connect import controller
+from pathways.runtime.data import checkpoints
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 

@@ -12,7 +12,7 @@ from on_hosts import refused
 
 import pathways as pw
 from pathways import HostError
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.launch.cores import CoreShares
 
 

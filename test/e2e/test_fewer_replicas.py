@@ -27,7 +27,7 @@ from pathways.compiler.backends import backend
 from pathways.compiler.backends.replica_executable import programs_on, run_on_replicas
 from pathways.compiler.resilience.array_layouts import SharedDimensions
 from pathways.compiler.resilience.step_replicas import StepReplicas
-from pathways.runtime.hosts.client import connect as clients
+from pathways.runtime.clusters import connect as clients
 from pathways.runtime.resilience.events import WorkersLeaving
 
 ROWS, MICROBATCHES = 24, 12

@@ -26,9 +26,9 @@ import pathways as pw
 from pathways.compiler.resilience import host_store
 from pathways.compiler.resilience.host_store import HostStore
 from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.resilience.phases import StepsHeld
 
 pytestmark = pytest.mark.hosts

@@ -20,8 +20,8 @@ from on_hosts import X, refused
 
 import pathways as pw
 from pathways.compiler.backends import backend
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 

@@ -16,7 +16,7 @@ from on_hosts import W, X, back, front, run
 
 import pathways as pw
 from pathways.passes.analysis.measured.trace_file import read_trace
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 PROGRAM = """
 a, b = (pw.jit(f, devices=devices.add_slice((1,), ("x",))) for f in (front, back))

@@ -15,8 +15,8 @@ import pytest
 from on_hosts import alone, refused, run_alone
 
 import pathways as pw
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.process
 

@@ -24,8 +24,8 @@ from on_hosts import back, front, refused
 
 import pathways as pw
 from pathways.compiler.backends import backend
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster import worker_cluster
 from pathways.runtime.hosts.launch import child_launcher
 from pathways.runtime.hosts.protocol.messages import Load

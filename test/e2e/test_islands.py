@@ -24,9 +24,9 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import W, X, back, front, refused, training
 
 import pathways as pw
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.events import HostLost
-from pathways.runtime.hosts.client.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 

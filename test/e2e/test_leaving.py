@@ -24,8 +24,8 @@ from on_hosts import PREPARE, refused
 
 import pathways as pw
 from pathways import HostError, HostLostError
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.events import GangDrained
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.launch.child_launcher import Child
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 

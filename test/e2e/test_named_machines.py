@@ -19,7 +19,7 @@ from on_hosts import refused
 
 import pathways as pw
 from pathways import HostError
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 pytestmark = pytest.mark.usefixtures("own_workers")
 
@@ -65,7 +65,7 @@ def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatc
         process = Path(f"/proc/{host.process.pid}")
         assert "OF_CALLER=inherited" in (process / "environ").read_text()
         words = (process / "cmdline").read_text().split("\0")
-        assert words[-4:] == ["-P", "-m", "pathways.runtime.hosts.worker.process", ""], words
+        assert words[-4:] == ["-P", "-m", "pathways.runtime.clusters.worker_process", ""], words
     held = pw.program(f)(x).block_until_ready()
     os.kill(controller().hosts[0].process.pid, signal.SIGKILL)
     with refused(HostError, "host 0 (island0) is lost: its process has ended (killed by signal 9)"):

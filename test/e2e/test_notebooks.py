@@ -13,8 +13,8 @@ import pathways as pw
 from pathways.passes.analysis.quantities import SECONDS
 from pathways.runtime.local.memory import MemoryAnalysis, SliceMemory
 from pathways.runtime.resources.cluster import Cluster, Device, DeviceIsland, Host
-from pathways.runtime.timelines.page import page_of
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.traces.page import page_of
+from pathways.runtime.traces.timeline import Timeline
 
 
 @pytest.fixture(scope="module")

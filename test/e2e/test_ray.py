@@ -73,7 +73,7 @@ for signals in (signal.SIGKILL, signal.SIGSTOP):
         while True:
             program(W, X).block_until_ready()
     assert_close(program(W, X), expected, 1e-5)
-assert sum("runtime.hosts.worker.process" in command for command in commands()) == 3
+assert sum("runtime.clusters.worker_process" in command for command in commands()) == 3
 
 # Ray has places for three hosts: an island gets all places that it needs, or none.
 from pathways.runtime.hosts.launch import ray_launcher
@@ -117,7 +117,7 @@ def left():
                 found.append((entry / "cmdline").read_bytes().decode().split(chr(0)))
             except OSError:
                 pass
-    worker = "pathways.runtime.hosts.worker.process"
+    worker = "pathways.runtime.clusters.worker_process"
     return [words for words in found if worker in words or words[0].startswith("ray::AgentActor")]
 
 

@@ -34,14 +34,14 @@ from test_fewer_replicas_on_hosts import RecordedStep, hosts_of
 
 import pathways as pw
 from pathways.compiler.data.on_hosts import call_of, lanes, values_of
-from pathways.runtime.hosts.client import connect
+from pathways.runtime.clusters import connect
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.worker import snapshots
 from pathways.runtime.hosts.worker.probes import Probes
-from pathways.runtime.snapshots.run_names import run_name
+from pathways.runtime.resilience.snapshots import worker_snapshots as snapshots
+from pathways.runtime.resilience.snapshots.run_names import run_name
 
 CLIENT = Path(__file__).parents[1] / "support" / "resilient_client.py"
 

@@ -26,7 +26,7 @@ from resilient_training import (
 
 import pathways as pw
 from pathways.compiler.resilience.host_store import HostStore
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 pytestmark = pytest.mark.hosts
 

@@ -27,9 +27,9 @@ from on_hosts import refused
 
 import pathways as pw
 from pathways.passes.analysis.measured.trace_file import read_trace
+from pathways.runtime.clusters import connect
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.hosts.client import connect
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
@@ -39,11 +39,11 @@ from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, Ping, Put
 from pathways.runtime.hosts.protocol.programs import BoundProgram
-from pathways.runtime.hosts.protocol.service_messages import ReleaseArrays
-from pathways.runtime.hosts.service.incoming_arrays import IncomingArrays
 from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources import child_process
 from pathways.runtime.resources.status import ClientStatus
+from pathways.runtime.service.protocol.service_messages import ReleaseArrays
+from pathways.runtime.service.relaying.incoming_arrays import IncomingArrays
 
 RAW_CLIENT = Path(__file__).parents[1] / "support" / "raw_client.py"
 

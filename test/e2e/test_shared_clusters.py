@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import pathways as pw
-from pathways.runtime.hosts.launch.folders import ClusterFolder
+from pathways.runtime.service.protocol.folders import ClusterFolder
 from pathways.tools import pw_cluster
 
 pytestmark = pytest.mark.process
@@ -74,5 +74,5 @@ def test_shared_cluster_comes_back_after_a_kill(lab, capfd):
 
 
 def test_service_imports_no_jax():
-    code = "import sys, pathways.runtime.hosts.service.process; sys.exit('jax' in sys.modules)"
+    code = "import sys, pathways.runtime.clusters.service_process; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,7 +18,7 @@ from attached import ServiceInThreads
 from check import assert_equal
 
 import pathways as pw
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.resources.status import SpareStatus
 
@@ -38,7 +38,7 @@ def spare_pids(parent: int | None = None) -> list[int]:
     Other workers of this process are not among them: those are forked (`preloaded`).
     """
     found = []
-    wanted = f"pathways.runtime.hosts.worker.process\0{parent or os.getpid()}\0".encode()
+    wanted = f"pathways.runtime.clusters.worker_process\0{parent or os.getpid()}\0".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command, state = (folder / "cmdline").read_bytes(), (folder / "stat").read_text()

@@ -21,8 +21,8 @@ import pathways as pw
 from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.local import recorder
 from pathways.runtime.local.recorder import Recorder
-from pathways.runtime.local.recording import FileSink
 from pathways.runtime.plan.plan import Launch, Transfer
+from pathways.runtime.traces.file_trace import FileSink
 
 COUNT = 4
 

@@ -28,7 +28,7 @@ from file_mutations import (
 
 from pathways.runtime.bundle.file import read
 from pathways.runtime.hosts.launch.join_launcher import secret_of
-from pathways.runtime.hosts.service import configuration
+from pathways.runtime.service import configuration
 from pathways.tools import pw_bundle, pw_compile, pw_opt, pw_run, pw_sim, pw_viz
 from pathways.tools.common.errors import UserError
 from pathways.tools.inputs.arrays import write_arrays

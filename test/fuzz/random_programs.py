@@ -43,7 +43,7 @@ from sketches import Sketch, from_json, smaller, to_json
 from verdicts import ProgramVerdict, judge
 
 import pathways as pw
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 jax.config.update("jax_num_cpu_devices", 16)
 # Verdicts use the frames of errors.

@@ -174,7 +174,7 @@ def test_random_programs_fail_with_a_worker_that_dies_or_stays(tmp_path: Path):
 import os, signal, subprocess, sys
 import random_programs, sketched
 from pathlib import Path
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 from sketches import Apply, Input, Piece, Sketch
 
 def program(maker, fun, original=sketched.Placed.program, **options):

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pathways as pw
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 CONFIG = json.loads(sys.argv[1])
 STAGES, MICROBATCHES, WIDTH, ROWS = CONFIG["stages"], CONFIG.get("microbatches", 8), 16, 4

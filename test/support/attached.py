@@ -7,12 +7,14 @@ import socket
 import threading
 from pathlib import Path
 
-from pathways.runtime.hosts.client.attaching import Attachment, attach_at
+from pathways.runtime.clusters.connect import client_of
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
-from pathways.runtime.hosts.protocol.service_messages import decode_for_service
-from pathways.runtime.hosts.service.service import Service
+from pathways.runtime.resilience.snapshots.run_names import remove_all_client_runs
+from pathways.runtime.service.client.attaching import Attachment, attach_at
+from pathways.runtime.service.protocol.service_messages import decode_for_service
+from pathways.runtime.service.service import Service
 
 
 class ServiceInThreads:
@@ -24,7 +26,7 @@ class ServiceInThreads:
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        self.service = Service(settings)
+        self.service = Service(settings, at_end=remove_all_client_runs)
         self._secret = secrets.token_bytes(32)
         self._place = str(folder / f"{secrets.token_hex(4)}.socket")
         self._server = socket.socket(socket.AF_UNIX)
@@ -36,7 +38,7 @@ class ServiceInThreads:
 
     def attach(self, client: str = "test") -> Client:
         """Returns a new client of it."""
-        return attach_at(self._place, self._secret, Attachment("test", client))
+        return client_of(attach_at(self._place, self._secret, Attachment("test", client)))
 
     def write_token(self, path: Path) -> Path:
         """Writes the configuration of its clients to a file."""

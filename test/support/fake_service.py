@@ -15,18 +15,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathways.runtime.control.records.errors import HostStartError
-from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection
-from pathways.runtime.hosts.service import daemon
 from pathways.runtime.resources.status import (
     ClientStatus,
     IslandStatus,
     ServiceStatus,
     SharedHostStatus,
 )
+from pathways.runtime.service import daemon
+from pathways.runtime.service.sharing.scheduler import Policy
 
 
 class FakeService:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.protocol.wire import Connection
-from pathways.runtime.hosts.service.service import Service
+from pathways.runtime.service.service import Service
 
 
 def core_of(client: Client) -> SharedCore:

@@ -23,7 +23,7 @@ import numpy as np
 from worker_pool import WorkerPool
 
 import pathways as pw
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 PATIENCE_S = 30.0
 """Seconds that hosts may take to finish steps and free arrays after the last interrupt."""

@@ -34,8 +34,8 @@ from models import layer
 from resilient_training import trainer
 
 import pathways as pw
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.client import Client
-from pathways.runtime.hosts.client.connect import controller
 
 WIDTH, ROWS, STEPS = 8, 16, 60
 

@@ -15,7 +15,7 @@ import numpy as np
 from models import layer, squared_error
 
 import pathways as pw
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 WIDTH, ROWS, STEPS = 8, 16, 16
 

@@ -38,7 +38,7 @@ from on_hosts import W, X, back, front, refused, training
 
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.client.connect import controller
+from pathways.runtime.clusters.connect import controller
 
 devices = pw.make_virtual_device_set()
 """

@@ -34,7 +34,7 @@ from typing import IO, Any
 _MODULES = (
     "jax.numpy",
     "pathways.compiler.placed",
-    "pathways.runtime.hosts.worker.process",
+    "pathways.runtime.clusters.worker_process",
     "pathways.tools.drivers.bundle",
     "pathways.tools.drivers.compile",
     "pathways.tools.drivers.run",
@@ -273,7 +273,7 @@ def serve(number: int, ends: int) -> None:
     # Forked processes should not traverse the objects that all of them share, which would copy their pages.
     gc.freeze()
     # Forked workers run this module as a program: `runpy` warns if it is imported already.
-    del sys.modules["pathways.runtime.hosts.worker.process"]
+    del sys.modules["pathways.runtime.clusters.worker_process"]
     listener = socket.socket(fileno=number)
     with selectors.DefaultSelector() as ready:
         ready.register(listener, selectors.EVENT_READ)

@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pathways.runtime.hosts.client.attaching import Attachment, attach_at
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.messages import Chunk, Put
 from pathways.runtime.hosts.protocol.programs import BoundProgram
-from pathways.runtime.hosts.protocol.service_messages import Submit
+from pathways.runtime.service.client.attaching import Attachment, attach_at
+from pathways.runtime.service.protocol.service_messages import Submit
 
 LANES = 8
 """Number of steps in flight."""
@@ -91,7 +91,7 @@ def stop(controller: Client, program: HostedProgram) -> None:
 
 def main() -> int:
     place, token, name, path, way = sys.argv[1:]
-    controller = attach_at(place, Path(token).read_bytes(), Attachment("test", name))
+    controller = Client(attach_at(place, Path(token).read_bytes(), Attachment("test", name)))
     bound = msgspec.msgpack.decode(Path(path).read_bytes(), type=BoundProgram)
     # The service splits it.
     program = controller.load(bound, lambda **_: None)  # type: ignore[arg-type, return-value]

@@ -14,13 +14,14 @@ import jax
 from resilient_training import batches, digest, stages, train
 
 import pathways as pw
-from pathways.runtime.hosts.client import connect
-from pathways.runtime.hosts.client.attaching import Attachment, attach_at
+from pathways.runtime.clusters import connect
+from pathways.runtime.service.client.attaching import Attachment, attach_at
 
 
 def main() -> int:
     place, token, name, count = sys.argv[1:]
-    connect._started = lambda settings: attach_at(place, Path(token).read_bytes(), Attachment("test", name))
+    attachment = Attachment("test", name)
+    connect._started = lambda _: connect.client_of(attach_at(place, Path(token).read_bytes(), attachment))
     pw.connect(hosts=2)
     step, state = stages()
     source = batches(int(count))

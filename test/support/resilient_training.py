@@ -19,8 +19,8 @@ from models import layer, squared_error
 
 import pathways as pw
 from pathways.compiler.resilience.host_store import HostStore
-from pathways.runtime.hosts.client.connect import controller
-from pathways.runtime.snapshots.host_snapshots import default_snapshot_folder
+from pathways.runtime.clusters.connect import controller
+from pathways.runtime.resilience.snapshots.host_snapshots import default_snapshot_folder
 
 WIDTH, ROWS, STEPS = 8, 16, 16
 

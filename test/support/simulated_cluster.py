@@ -26,7 +26,7 @@ from simulated_messages import (
 from simulated_network import SimulatedNetwork
 from simulated_worker import Collectives, SimulatedWorker
 
-from pathways.runtime.control.core import ClusterCore, Limits
+from pathways.runtime.control.core import Limits
 from pathways.runtime.control.effects import (
     AttachGang,
     Disconnect,
@@ -57,7 +57,8 @@ from pathways.runtime.control.records.events import (
     ReplyReceived,
     Tick,
 )
-from pathways.runtime.control.sharing.scheduler_events import SchedulerEvent
+from pathways.runtime.service.sharing.scheduler_events import SchedulerEvent
+from pathways.runtime.service.sharing.service_core import ServiceCore
 from pathways.runtime.simulate.events import LinkQuality, SimulatedLink, SimulatedTime
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -109,7 +110,7 @@ class SimulatedCluster:
         self.shape = shape
         self.time = SimulatedTime()
         self.chance = random.Random(f"{shape.seed} shell")
-        self.core = ClusterCore([shape.hosts(n) for n in range(len(shape.islands))], shape.limits, 0.0)
+        self.core = ServiceCore([shape.hosts(n) for n in range(len(shape.islands))], shape.limits, 0.0)
         self.workers: dict[int, SimulatedWorker] = {}
         self.of_gang: dict[GangKey, tuple[SimulatedWorker, ...]] = {}
         self.logged: list[tuple[float, str]] = []

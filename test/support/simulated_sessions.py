@@ -15,8 +15,8 @@ from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import SESSION_BITS, Step
-from pathways.runtime.control.sharing.places import MAX_UNFINISHED
-from pathways.runtime.control.sharing.scheduler_events import (
+from pathways.runtime.service.sharing.places import MAX_UNFINISHED
+from pathways.runtime.service.sharing.scheduler_events import (
     CallFinished,
     ClientJoined,
     ClientLeft,

@@ -14,8 +14,9 @@ import random
 import time
 from collections.abc import Sequence
 
-from pathways.runtime.control.sharing.scheduler import Scheduler
-from pathways.runtime.control.sharing.scheduler_events import (
+from pathways.runtime.hosts.launch.options import MAX_AHEAD
+from pathways.runtime.service.sharing.scheduler import Scheduler
+from pathways.runtime.service.sharing.scheduler_events import (
     ArrayArrived,
     CallFinished,
     ClientJoined,
@@ -35,7 +36,6 @@ from pathways.runtime.control.sharing.scheduler_events import (
     SchedulerEvent,
     WorkSubmitted,
 )
-from pathways.runtime.hosts.launch.options import MAX_AHEAD
 from pathways.runtime.simulate.events import SimulatedTime
 
 SECONDS = {1: 0.0004, 2: 0.003, 3: 0.012}

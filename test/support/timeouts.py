@@ -21,8 +21,8 @@ from typing import Any, cast
 import pytest
 
 import pathways as pw
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.hosts.client.connect import controller
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 
 FOLDER = Path("build/test/timeouts")

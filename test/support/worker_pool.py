@@ -14,7 +14,7 @@ import pytest
 from attached import ServiceInThreads
 
 import pathways as pw
-from pathways.runtime.hosts.client import connect
+from pathways.runtime.clusters import connect
 from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.local import devices, recording
@@ -105,6 +105,8 @@ class WorkerPool:
     def _start(self, kind: str, settings: Settings) -> Client:
         key = kind, settings
         if key in self._connected and self._connected[key].is_usable():
+            for traces in self._connected[key].pool.observers:
+                recording.register(traces)
             return self._connected[key]
         workers = self._workers.pop(key, None)
         controller = None if workers is None else workers.connect()
@@ -120,6 +122,8 @@ class WorkerPool:
             )
             controller = workers.connect()
         assert controller is not None
+        for traces in controller.pool.observers:
+            recording.register(traces)
         # Appended last: the first is the one that was unused for longest.
         self._workers[key] = workers
         self._connected[key] = controller
@@ -131,8 +135,9 @@ class WorkerPool:
         if controller is not None:
             for wait in connect.before_end:
                 wait()
-            recording._traceable.discard(controller.traces)
-            controller.traces.observe(None)
+            for traces in controller.pool.observers:
+                recording._traceable.discard(traces)
+                traces.observe(None)
             connect._controller = None
 
     def _left(self) -> dict[tuple[str, Settings], str]:

@@ -20,16 +20,16 @@ from pathlib import Path
 import pytest
 
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.launch.folders import ClusterFolder, call_service, find_service
-from pathways.runtime.hosts.protocol.admin import (
+from pathways.runtime.hosts.protocol.messages import Ping, Purpose
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.service.protocol.admin import (
     ADMIN_PURPOSE,
     StatusReply,
     StatusRequest,
     decode_for_admin,
     decode_handshake,
 )
-from pathways.runtime.hosts.protocol.messages import Ping, Purpose
-from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.service.protocol.folders import ClusterFolder, call_service, find_service
 from pathways.tools import pw_cluster
 from pathways.tools.drivers import cluster
 
@@ -348,5 +348,5 @@ def test_pw_cluster_helps_with_each_command(capfd, command, flags):
 
 
 def test_pw_cluster_service_imports_no_jax():
-    code = "import sys, pathways.runtime.hosts.service.daemon; sys.exit('jax' in sys.modules)"
+    code = "import sys, pathways.runtime.service.daemon; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

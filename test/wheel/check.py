@@ -33,7 +33,7 @@ for name in sorted(found - {"pathways.mpmd"}):
     importlib.import_module(name)
 for name in pathways.__all__:
     getattr(pathways, name)
-page = importlib.import_module("pathways.runtime.timelines.page").page_of([])
+page = importlib.import_module("pathways.runtime.traces.page").page_of([])
 assert "<style>" in page and "<script>" in page
 assert importlib.import_module("pathways.passes.manager.registry").summaries()
 """

@@ -16,16 +16,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.hosts.launch import folders
-from pathways.runtime.hosts.protocol import admin
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
-from pathways.runtime.hosts.service.daemon import STAY
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.tables import table
+from pathways.runtime.service.daemon import STAY
+from pathways.runtime.service.protocol import admin, folders
 from pathways.tools.common.errors import UserError
 
-PROCESS = "pathways.runtime.hosts.service.process"
+PROCESS = "pathways.runtime.clusters.service_process"
 """The module that runs as the process of a service."""
 
 _ANSWER_SECONDS = 30.0

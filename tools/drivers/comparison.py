@@ -20,7 +20,7 @@ from pathways.passes.shard.halves.split_backward import SplitBackward
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.tables import duration, duration_with_unit, percent, size, table
 from pathways.runtime.simulate.replay import simulate, steady_step_time
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.traces.timeline import Timeline
 from pathways.tools.common.diagnostics import Printer
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.source import parse, read_source

@@ -201,7 +201,7 @@ def _tracing(path: str | None) -> contextlib.AbstractContextManager[None]:
     """Records all steps in a file, if there is one."""
     if path is None:
         return contextlib.nullcontext()
-    from pathways.runtime.local.recording import trace
+    from pathways.runtime.traces.file_trace import trace
 
     try:
         with Path(path).open("ab"):

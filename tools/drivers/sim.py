@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.traces.timeline import Timeline
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import write_output
 from pathways.tools.drivers.comparison import compare_requested

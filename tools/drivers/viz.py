@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from pathways.passes.analysis.measured.events import EventLog
-from pathways.runtime.timelines.page import page_of
-from pathways.runtime.timelines.picture import picture_of
+from pathways.runtime.traces.page import page_of
+from pathways.runtime.traces.picture import picture_of
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import check_extension, write_output
 from pathways.tools.drivers.comparison import compare_requested

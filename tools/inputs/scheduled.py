@@ -30,7 +30,7 @@ from pathways.runtime.plan.plan import Plan
 from pathways.runtime.plan.sub_programs import shown_program
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import ExpectedTimes, ReplayTimes, stated_times, times_in, title_of
-from pathways.runtime.timelines.timeline import Timeline
+from pathways.runtime.traces.timeline import Timeline
 from pathways.tools.common.diagnostics import Printer
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import BUNDLE, read_input

@@ -1,11 +1,7 @@
-"""Client of a cluster: what programs, arrays and `pw.connect` use, with workers of their own or of a service.
+"""Client of a cluster: what programs and arrays use, with workers of their own or of a service.
 
-- `connect.py` chooses the devices that programs use; `client.py` dispatches to them, `array.py` is the handle
-  that users hold.
-- `host_session.py` is the session of a client, `local_session.py` with workers of this process and
-  `remote_session.py` with a service, to which `attaching.py` connects.
-- With a service, `service_listener.py` keeps the copy of its state (`control.cluster_mirror`) up to date;
-  `relayed.py` are the workers, to which it passes messages on, and `device_allocator.py` requests devices.
+- `client.py` dispatches to them, and `array.py` is the handle that users hold.
+- `host_session.py` is the session of a client, and `local_session.py` that with workers of this process.
 
-Imports `protocol`, `launch`, `cluster` and `trace`.
+Imports `protocol`, `launch` and `cluster`.
 """

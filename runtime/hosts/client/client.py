@@ -43,7 +43,6 @@ class Client:
       cluster: the devices of all islands.
       fetching: a lock like `order`, held from reading the number of an array until its fetch is sent. Nothing
         blocks while it is held.
-      traces: the traces that the workers take part in.
       used: the islands that programs were loaded on, or that functions of the user were called on.
       step_deadline: see `Session`.
     """
@@ -53,7 +52,6 @@ class Client:
         self.pool = session.pool
         self.hosts = session.pool.hosts
         self.cluster = session.cluster
-        self.traces = session.traces
         self.used: set[int] = set()
         self.step_deadline = session.step_deadline
         self.fetching = threading.Lock()

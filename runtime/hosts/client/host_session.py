@@ -15,19 +15,18 @@ from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.session import Session
-from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.reply_sinks import FetchSink
 from pathways.runtime.hosts.cluster.round_trips import WindowWaits
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.frames import CHUNK
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Call, Chunk, Describe, Fetch, Free, Put
 from pathways.runtime.hosts.protocol.shards import cut_shards
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
-from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.status import SpareStatus
 
 
@@ -37,20 +36,19 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     Args:
       core: the core that decides about the workers.
       pool: the workers.
-      loop: the event loop that reads their messages about steps.
-      traces: the traces that they take part in.
+      listener: the listener to their messages.
 
     Attributes:
       pool: see above.
-      traces: see above.
+      listener: see above.
       waits: the waits for room, see `WindowWaits`.
     """
 
-    def __init__(self, core: SharedCore, pool: WorkerPool, loop: EventLoop, traces: HostTraces) -> None:
+    def __init__(self, core: SharedCore, pool: WorkerPool, listener: WorkerListener) -> None:
         self._core = core
         self.pool = pool
-        self._loop = loop
-        self.traces = traces
+        self.listener = listener
+        self._loop = listener.loop
         self.cluster = pool.cluster
         self.is_multi_host = core.core.has_multi_host_islands
         self.waits = WindowWaits()

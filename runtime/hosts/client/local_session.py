@@ -31,7 +31,7 @@ class LocalSession(HostSession):
     owns_workers = True
 
     def __init__(self, workers: WorkerCluster) -> None:
-        super().__init__(workers.core, workers.pool, workers.loop, workers.traces)
+        super().__init__(workers.core, workers.pool, workers.listener)
         self._workers = workers
         self.step_deadline = workers.settings.options.step_deadline
 
@@ -76,7 +76,7 @@ class LocalSession(HostSession):
         self._workers.send_call(hosts, call)
 
     def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
-        self._workers.listener.lose(host, error)
+        self.listener.lose(host, error)
 
     def close(self) -> None:
         """Terminates the workers."""

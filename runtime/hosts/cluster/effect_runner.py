@@ -32,7 +32,6 @@ from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.launch.exit_monitor import kill_all
 from pathways.runtime.hosts.protocol.messages import Cancel, Leave, Lost, Message, Ping, RequestReport
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
-from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
 _EXIT_TIMEOUT_S = 2.0
@@ -47,7 +46,6 @@ class EffectRunner:
     Args:
       core: the core; handles the events that result.
       pool: the workers.
-      traces: the traces that they take part in.
       starter: the starter of new workers.
       closed: is set when the cluster is closed.
     """
@@ -57,14 +55,12 @@ class EffectRunner:
         core: SharedCore,
         pool: WorkerPool,
         listener: WorkerListener,
-        traces: HostTraces,
         starter: Starter,
         closed: threading.Event,
     ) -> None:
         self._core = core
         self._pool = pool
         self._listener = listener
-        self._traces = traces
         self._starter = starter
         self._closed = closed
         self._lock = threading.Lock()
@@ -128,7 +124,8 @@ class EffectRunner:
         if gang is None:
             return
         for host in gang.hosts:
-            self._traces.lose(host.index)
+            for observer in self._pool.observers:
+                observer.lose(host.index)
             host.close()
         self._listener.detach(gang)
         self._pool.wake()
@@ -182,8 +179,9 @@ class EffectRunner:
     def _attach(self, key: GangKey) -> None:
         gang = HostGang(self._core.core.gangs[key.island], self._new.pop(key.island))
         self._listener.attach(gang)
-        for host in gang.hosts:
-            self._traces.attach(host)
+        for observer in self._pool.observers:
+            for host in gang.hosts:
+                observer.attach(host)
         # After all else: from here on threads send it steps.
         self._pool.replace(gang)
         self._listener.loop.wake()

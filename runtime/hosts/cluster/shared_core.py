@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.cluster_view import ClusterView
-from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.effects import Effect
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.control.sharing.scheduler_events import SchedulerEvent
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 
@@ -125,11 +123,10 @@ class SharedCore:
         with self._lock:
             self.core.replies.drop(request)
 
-    def schedule(self, events: Sequence[SchedulerEvent]) -> None:
-        """See `ClusterCore.schedule`; `carry_out` carries out its effects."""
-        assert isinstance(self.core, ClusterCore)
+    def queue(self, change: Callable[[float], Sequence[Effect]]) -> None:
+        """Changes the core by a function of the time, whose effects `carry_out` carries out."""
         with self._lock:
-            self._pending.extend(self.core.schedule(events, time.monotonic()))
+            self._pending.extend(change(time.monotonic()))
 
     def _change(self, change: Callable[[float], Sequence[Effect]]) -> None:
         # Ctrl-C in between would lose effects, which the core returns only once.

@@ -37,7 +37,7 @@ from pathways.runtime.hosts.protocol.messages import (
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.spares.spare_pool import SparePool
-from pathways.runtime.snapshots.run_names import this_process
+from pathways.runtime.resources.process_identity import this_process
 
 _Accepted = tuple[Connection[Any], ServerHandshake]
 _Channels = dict[str, Connection[Any]]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.records.events import GangClosed, Tick
 from pathways.runtime.control.records.pending_frees import PendingFrees
-from pathways.runtime.control.sharing.scheduler import Policy
 from pathways.runtime.hosts.cluster.effect_runner import EffectRunner
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
@@ -26,7 +25,6 @@ from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Call, Free, Load, Message, Unload
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
-from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.status import SpareStatus
 from pathways.runtime.resources.threads import start_thread
 
@@ -46,14 +44,14 @@ class WorkerCluster:
     Args:
       settings: the user's settings of them.
       sink: the sink of messages about steps, for a service; see `WorkerListener`.
-      policy: the policy of the scheduler, see `ClusterCore`.
+      make_core: creates the core.
 
     Attributes:
       settings: the user's settings.
       pool: the workers.
       loop: the event loop that reads their messages about steps.
       effect_runner: the runner of the core's effects.
-      traces: the traces that they take part in.
+      listener: the listener to all their messages.
 
     Raises:
       HostError: a worker does not start.
@@ -64,22 +62,19 @@ class WorkerCluster:
         starter: Starter,
         settings: Settings,
         sink: WorkerSink | None = None,
-        policy: Policy = "fair",
+        make_core: Callable[[Sequence[Sequence[int]], Limits, float], ClusterCore] = ClusterCore,
     ) -> None:
         self.settings = settings
         self._closed = threading.Event()
         self._spares = starter.spares
         started = starter.start(range(len(settings.islands)), self._closed)
         numbers = [[host.index for host in hosts] for hosts in started]
-        core = ClusterCore(numbers, _limits(settings.options), time.monotonic(), policy)
+        core = make_core(numbers, _limits(settings.options), time.monotonic())
         self.core = SharedCore(core)
         self.pool = WorkerPool([HostGang(life, own) for life, own in zip(core.gangs, started, strict=True)])
-        self.traces = HostTraces(self.pool.hosts, self.pool.send_to_all)
         self.loop = EventLoop(is_served=sink is not None)
-        self.listener = WorkerListener(self.core, self.pool, self.traces, self.loop, sink)
-        self.effect_runner = EffectRunner(
-            self.core, self.pool, self.listener, self.traces, starter, self._closed
-        )
+        self.listener = WorkerListener(self.core, self.pool, self.loop, sink)
+        self.effect_runner = EffectRunner(self.core, self.pool, self.listener, starter, self._closed)
         self.core.run_effect = self.effect_runner.run
         self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
         for gang in self.pool.gangs:
@@ -96,7 +91,8 @@ class WorkerCluster:
         """Terminates all workers."""
         if self._closed.is_set():
             return
-        self.traces.close()
+        for observer in self.pool.observers:
+            observer.close()
         self._closed.set()
         # No message: a stopped worker would not read it. Workers exit when their connections are closed.
         self._notify_closed("is closed")

@@ -26,35 +26,28 @@ from pathways.runtime.hosts.protocol.messages import (
     Called,
     CallFailure,
     Chunk,
-    ClockTime,
     Described,
     Done,
     Failed,
     Leaving,
     LoadDone,
+    Message,
     MessageError,
     Missed,
     PeerFound,
     PeerLost,
     Pong,
     Report,
-    RunTimes,
-    SpanTimes,
-    TraceDone,
-    TraceStarted,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
-from pathways.runtime.hosts.trace.host_traces import HostTraces
 from pathways.runtime.resources.threads import start_thread
 
 _EXIT_TIMEOUT_S = 0.1
 """Timeout for the exit of a process after its connections are closed."""
 
-FromTracing = ClockTime | RunTimes | SpanTimes | TraceDone | TraceStarted
-
 
 class WorkerSink(Protocol):
-    """Sink of messages about steps, calls and traces, for a service, which relays them to its clients."""
+    """Sink of messages about steps and calls, for a service, which relays them to its clients."""
 
     def on_done(self, host: WorkerHandle, done: Done) -> None:
         """Handles that a host completed a step without failures; in the thread that runs the loop."""
@@ -62,36 +55,34 @@ class WorkerSink(Protocol):
     def on_called(self, host: WorkerHandle, called: Called) -> None:
         """Handles that a host completed a call; in the thread that runs the loop."""
 
-    def on_tracing(self, host: WorkerHandle, message: FromTracing) -> None:
-        """Handles a message about a trace."""
-
 
 class WorkerListener:
     """Listener to the workers of a cluster.
 
+    An extension adds to `handlers` what handles messages of its part of the workers.
+
     Args:
       core: the core that handles the events.
       pool: the workers.
-      traces: the handler of messages about traces if there is no sink.
       loop: the event loop that reads messages about steps.
-      sink: the sink of messages about steps, calls and traces. With a sink the loop has a thread of its own,
+      sink: the sink of messages about steps and calls. With a sink the loop has a thread of its own,
         which must not block; without a sink it runs in the threads that wait for steps.
 
     Attributes:
       loop: see above.
+      handlers: the handlers of further messages, by their types; each gets the worker and the message.
     """
 
     def __init__(
         self,
         core: SharedCore,
         pool: WorkerPool,
-        traces: HostTraces,
         loop: EventLoop,
         sink: WorkerSink | None = None,
     ) -> None:
         self._core = core
         self._pool = pool
-        self._traces = traces
+        self.handlers: dict[type[Message], Callable[[WorkerHandle, Any], None]] = {}
         self._sink = sink
         self.loop = loop
 
@@ -204,11 +195,8 @@ class WorkerListener:
                 self._on_peer(host, message)
             case Leaving():
                 self._core.handle(LeaveRequested(host.gang.life.key, host.index))
-            case TraceStarted() | RunTimes() | SpanTimes() | TraceDone() | ClockTime():
-                if self._sink is None:
-                    self._traces.on_message(host.index, message)
-                else:
-                    self._sink.on_tracing(host, message)
+            case Message() if handle := self.handlers.get(type(message)):
+                handle(host, message)
             case _:
                 raise MessageError(f"unexpected message {type(message).__name__} from a worker")
 

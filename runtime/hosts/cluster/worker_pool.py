@@ -6,13 +6,38 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Message, MessageError
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.plan.host_program import Owners
+from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources import cluster as resources
+
+
+class PoolObserver(Protocol):
+    """Interface of an extension that follows the workers of a pool and their programs."""
+
+    def load(self, program: HostedProgram, plan: Plan, owners: Owners) -> None:
+        """Handles that a program was loaded.
+
+        Args:
+          plan: the plan of the whole program.
+          owners: for each of its slices the host of each device.
+        """
+
+    def attach(self, host: WorkerHandle) -> None:
+        """Handles that a worker has taken the place of a lost one, before it gets any step."""
+
+    def lose(self, host: int) -> None:
+        """Handles that a worker is lost."""
+
+    def close(self) -> None:
+        """Handles that the pool is about to be closed, while its workers still answer."""
 
 
 class WorkerPool:
@@ -28,9 +53,11 @@ class WorkerPool:
       order: the lock of the order of steps, held from reading the numbers of arrays until the step that
         consumes them is issued, and while arrays are deleted: a worker would wait for ever for an array that
         it has freed.
+      observers: see `PoolObserver`.
     """
 
     def __init__(self, gangs: Sequence[HostGang]) -> None:
+        self.observers: list[PoolObserver] = []
         self.gangs = [*gangs]
         self.hosts = [host for gang in self.gangs for host in gang.hosts]
         self.cluster = _cluster(self.gangs)

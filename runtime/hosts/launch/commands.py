@@ -69,4 +69,4 @@ def worker_command(python: str) -> list[str]:
 
     With the process id of its parent as an argument the worker is killed when the parent exits.
     """
-    return [python, "-P", "-m", "pathways.runtime.hosts.worker.process"]
+    return [python, "-P", "-m", "pathways.runtime.clusters.worker_process"]

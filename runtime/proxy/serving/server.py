@@ -13,11 +13,11 @@ import jax
 
 from pathways.runtime.proxy.devices import FOLDERS_ADVICE, CompileIfrt, ServedDevices
 from pathways.runtime.proxy.serving.client_connection import ClientConnection
+from pathways.runtime.proxy.serving.listening_socket import Address, ListeningSocket
 from pathways.runtime.proxy.serving.registry import SessionRegistry
 from pathways.runtime.proxy.sessions.session import ProxySession
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.resources.folders import PermittedFolders
-from pathways.runtime.resources.listening_socket import Address, ListeningSocket
 from pathways.runtime.resources.threads import start_thread
 
 

@@ -20,9 +20,10 @@ from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.replies import HostRequest, PendingReplies
 from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.records.window import Window
-from pathways.runtime.control.sharing.scheduler import Scheduler
-from pathways.runtime.control.sharing.scheduler_events import IslandLeaving, IslandLost, IssueStep
 from pathways.runtime.control.steps import IssuedSteps
+from pathways.runtime.service.sharing.scheduler import Scheduler
+from pathways.runtime.service.sharing.scheduler_events import IslandLeaving, IslandLost, IssueStep
+from pathways.runtime.service.sharing.service_core import ServiceCore
 
 SEEDS = 260
 """Seeds to try: as many as `test_histories.py` plays at least."""
@@ -173,22 +174,22 @@ def a_slot_is_kept_after_a_loss(patch: pytest.MonkeyPatch) -> None:
 
 
 def steps_are_issued_after_an_island_has_closed(patch: pytest.MonkeyPatch) -> None:
-    schedule = ClusterCore.schedule
+    schedule = ServiceCore.schedule
 
-    def deaf(self: ClusterCore, events: Any, now: float) -> list[Any]:
+    def deaf(self: ServiceCore, events: Any, now: float) -> list[Any]:
         return schedule(self, [e for e in events if not isinstance(e, IslandLeaving | IslandLost)], now)
 
-    patch.setattr(ClusterCore, "schedule", deaf)
+    patch.setattr(ServiceCore, "schedule", deaf)
 
 
 def sessions_are_issued_in_two_orders(patch: pytest.MonkeyPatch) -> None:
-    schedule = ClusterCore.schedule
+    schedule = ServiceCore.schedule
 
-    def mixed(self: ClusterCore, events: Any, now: float) -> list[Any]:
+    def mixed(self: ServiceCore, events: Any, now: float) -> list[Any]:
         effects = schedule(self, events, now)
         return sorted(effects, key=lambda effect: -effect.step.client if isinstance(effect, IssueStep) else 1)
 
-    patch.setattr(ClusterCore, "schedule", mixed)
+    patch.setattr(ServiceCore, "schedule", mixed)
 
 
 PLANTS: list[Plant] = [

@@ -10,7 +10,7 @@ import pytest
 import pathways as pw
 from pathways.runtime.hosts.launch.commands import StartCommand
 
-WORKER = ["-P", "-m", "pathways.runtime.hosts.worker.process"]
+WORKER = ["-P", "-m", "pathways.runtime.clusters.worker_process"]
 
 
 def test_start_command_replaces_its_words():

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.process
 
 def test_controller_does_not_import_jax():
     code = (
-        "import sys, pathways.runtime.hosts.cluster.worker_cluster, pathways.runtime.hosts.service.service;"
+        "import sys, pathways.runtime.hosts.cluster.worker_cluster, pathways.runtime.service.service;"
         "import pathways.runtime.hosts.launch.child_launcher;"
         "sys.exit('jax' in sys.modules)"
     )

@@ -17,12 +17,12 @@ from jaxlib.mlir import ir
 from pathways.dialect import make_context
 from pathways.passes.manager.driver import run_passes
 from pathways.passes.manager.text import parse_pipeline
-from pathways.runtime.local import recording
 from pathways.runtime.local.devices import bind
 from pathways.runtime.local.load import load
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan
 from pathways.runtime.resources.virtual import make_virtual_device_set
+from pathways.runtime.traces import file_trace
 from pathways.runtime.xla import pjrt
 
 X = np.arange(24 * 8, dtype=np.float32).reshape(24, 8)
@@ -131,7 +131,7 @@ def test_moves_are_traced_until_pieces_are_ready(late, tmp_path):
     """No event of the transfer ends before the value is ready."""
     double, release = late
     program = Program(transfer("y", "x", "a", COLUMNS), results={"y": ("a", COLUMNS)})
-    with recording.trace(tmp_path / "run.json"):
+    with file_trace.trace(tmp_path / "run.json"):
         program(double(program.ready()))
         time.sleep(0.05)
         release()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from pathways.runtime.hosts.protocol.admin import StatusReply, decode_for_admin
 from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, encode
 from pathways.runtime.resources.status import (
     ClientStatus,
@@ -12,6 +11,7 @@ from pathways.runtime.resources.status import (
     ServiceStatus,
     SharedHostStatus,
 )
+from pathways.runtime.service.protocol.admin import StatusReply, decode_for_admin
 
 STATUS = ServiceStatus(
     77,

@@ -1,0 +1,113 @@
+"""Snapshots that dead processes have left, which take memory until they are removed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pathways.runtime.resilience.snapshots.host_snapshots import LOCK, OWNER, open_folder
+from pathways.runtime.resources.folders import files_below, names_in, read_file, remove_files
+
+_HOST = re.compile(r"host\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotLeftover:
+    """Snapshots of a host whose process is dead.
+
+    Attributes:
+      host: the name of its folder.
+      count: how many bytes they take.
+      seconds: the time since they were changed.
+      owner: the name of its last controller, where it has left that.
+    """
+
+    cluster: str
+    host: str
+    count: int
+    seconds: float
+    owner: str = ""
+
+
+def find_leftovers(folder: str | os.PathLike[str]) -> list[SnapshotLeftover]:
+    """Returns the snapshots in a folder that no process has. A controller may still go on from them.
+
+    Raises:
+      SnapshotError: the folder is a link, or others may enter it.
+    """
+    found = []
+    for cluster, host, lock, opened in _unused(Path(folder)):
+        files = files_below(opened)
+        owner = (read_file(opened, OWNER) or b"").decode(errors="replace")
+        os.close(lock)
+        newest = max((status.st_mtime for status in files), default=0.0)
+        count = sum(status.st_size for status in files)
+        seconds = max(0.0, time.time() - newest)
+        found.append(SnapshotLeftover(cluster, host, count, seconds, owner))
+    return sorted(found, key=lambda leftover: (leftover.cluster, leftover.host))
+
+
+def remove_leftovers(
+    folder: str | os.PathLike[str],
+    seconds: float,
+    is_over: Callable[[SnapshotLeftover], bool] = lambda leftover: False,
+) -> list[SnapshotLeftover]:
+    """Removes snapshots that no process has and that are of no use any more; returns them.
+
+    A process that begins to use one at the same time keeps it, or finds it empty.
+
+    Args:
+      folder: the folder of all snapshots of the user.
+      seconds: the time after which those are of no use that were not changed.
+      is_over: returns whether some will never be used again.
+    """
+    old = {
+        (one.cluster, one.host): one
+        for one in find_leftovers(folder)
+        if one.seconds >= seconds or is_over(one)
+    }
+    removed = []
+    for cluster, host, lock, opened in _unused(Path(folder)):
+        # Locked from here on.
+        if (leftover := old.get((cluster, host))) is not None:
+            above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=opened)
+            # The lock file last: without it, another process could lock the folder while files are removed.
+            for name in names_in(opened):
+                if name != LOCK:
+                    remove_files(opened, name)
+            remove_files(above, host)
+            os.close(above)
+            removed.append(leftover)
+        os.close(lock)
+    for cluster in {leftover.cluster for leftover in removed}:
+        # Other hosts may have theirs in it.
+        with contextlib.suppress(OSError):
+            Path(folder, cluster).rmdir()
+    return removed
+
+
+def _unused(folder: Path) -> Iterator[tuple[str, str, int, int]]:
+    """Yields the cluster, the name, the lock and the folder of each host that no process has."""
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+        upper = open_folder(folder, create=False)
+        opened.callback(os.close, upper)
+        for cluster in sorted(names_in(upper)):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as inner:
+                middle = open_folder(Path(cluster), upper, create=False)
+                inner.callback(os.close, middle)
+                for host in filter(_HOST.fullmatch, sorted(names_in(middle))):
+                    below = open_folder(Path(host), middle, create=False)
+                    inner.callback(os.close, below)
+                    lock = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        os.close(lock)
+                        continue
+                    yield cluster, host, lock, below

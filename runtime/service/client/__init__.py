@@ -1,0 +1,1 @@
+"""Client of a service: a session over its connections, and the mirror of its core that decides for it."""

@@ -1,0 +1,327 @@
+"""Session with a service, which shares its workers among clients and orders their steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, override
+
+import numpy as np
+
+from pathways.runtime.control.effects import Effect, Log, RequestReports
+from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError, lost
+from pathways.runtime.control.records.events import GangClosed, GangKey, Tick
+from pathways.runtime.control.records.pending_frees import PendingFrees
+from pathways.runtime.control.records.step import SESSION_BITS, Step
+from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
+from pathways.runtime.hosts.cluster.worker_cluster import Split
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
+from pathways.runtime.hosts.protocol.messages import Call, Ping, RequestReport, Unload
+from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.manager import ResourceError, ResourceManager
+from pathways.runtime.resources.status import SpareStatus
+from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.service.client.cluster_mirror import SERVICE, ClusterMirror, ServiceLost
+from pathways.runtime.service.client.device_allocator import DeviceAllocator
+from pathways.runtime.service.client.relayed import relayed_host
+from pathways.runtime.service.client.service_listener import AttachedService, ServiceListener
+from pathways.runtime.service.protocol.service_messages import (
+    Admitted,
+    DevicesBound,
+    IslandFacts,
+    LoadProgram,
+    ProgramLoaded,
+    ReleaseArrays,
+    ReleaseDevices,
+    RequestDevices,
+    SliceRequest,
+    Submit,
+    SubmitCall,
+)
+from pathways.runtime.service.sharing.places import MAX_UNFINISHED
+
+_TICK_SECONDS = 0.05
+_FREE_SECONDS = 0.05
+
+log = logging.getLogger("pathways")
+
+
+class RemoteSession(HostSession):
+    """Session of a client with a service.
+
+    Args:
+      admitted: its reply to this client, with its islands.
+    """
+
+    owns_workers = False
+
+    def __init__(self, service: AttachedService, admitted: Admitted) -> None:
+        self._service = service
+        self._heartbeat = admitted.heartbeat
+        # The service cancels steps, this process the loops that run them.
+        self.step_deadline = admitted.step_deadline
+        # The numbers of arrays that this client has put, until they are freed.
+        self._sent: set[int] = set()
+        self._slices: DeviceAllocator | None = None
+        self._releasing = threading.Lock()
+        facts = admitted.islands
+        core = ClusterMirror(
+            [(island.start, [host.host for host in island.hosts]) for island in facts],
+            admitted.client << SESSION_BITS | 1,
+            admitted.stall_report,
+        )
+        self._mirror = core
+        shared = SharedCore(core)
+        pool = WorkerPool([self._gang_of(number, island) for number, island in enumerate(facts)])
+        self._listener = ServiceListener(shared, pool, service, self._gang_of)
+        super().__init__(shared, pool, self._listener)
+        shared.run_effect = self._run_effect
+        self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
+        self._listener.start()
+        start_thread(self._run_clock, "clock")
+        start_thread(self._free_unused, "free")
+
+    @override
+    def spares(self) -> SpareStatus | None:
+        return self._service.spares
+
+    def close(self) -> None:
+        """Disconnects from the service, which frees all arrays and programs of this client."""
+        if self._closed.is_set():
+            return
+        for observer in self.pool.observers:
+            observer.close()
+        self._closed.set()
+        self._notify_closed("is closed")
+        self._loop.remove(self._service.steps)
+        self._service.close()
+        self.pool.wake()
+        self._loop.wake()
+        self._loop.close()
+
+    @override
+    def leave(self) -> None:
+        # Replaced: a thread of the parent process may hold the lock of the old one for ever.
+        self._closed = threading.Event()
+        self._closed.set()
+        self._loop.leave()
+        self._core.reset_locks()
+        self.pool.reset_locks()
+        self._core.run_effect = ignore
+        self._notify_closed("belongs to the process that this one was forked from")
+        self._service.leave()
+
+    def _notify_closed(self, how: str) -> None:
+        # Before the loss of the service, so that errors are the same as with workers of this process.
+        self._core.handle(*(GangClosed(gang.key, how) for gang in self._mirror.gangs))
+        self._core.handle(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
+
+    def load(self, program: BoundProgram, split: Split) -> HostedProgram:
+        """See `Session.load`; the service verifies and splits the program."""
+        del split
+        numbers = sorted({place.island for place in program.slices.values()})
+        hosts = [host.index for gang in self.pool.current(numbers) for host in gang.hosts]
+        # To the hosts, though the service replies for all: the loss of any of them ends the request, too.
+        request = self._core.request(hosts)
+        try:
+            self._send_to_service("watch", LoadProgram(request.number, program))
+            self._loop.wait(lambda: request.is_done() or bool(request.failures))
+        finally:
+            if not request.is_done():
+                self._core.drop(request)
+        for _, failure in request.first_failure():
+            raise failure.error()
+        loaded = request.answers[hosts[0]][-1]
+        assert isinstance(loaded, ProgramLoaded)
+        gangs = [self.pool.gangs[number] for number in loaded.inputs]
+        for gang in gangs:
+            if gang.life.key != GangKey(gang.number, loaded.starts[gang.number]):
+                gang.life.check_open()
+                # Other workers have taken their place, which do not have the program.
+                raise lost(f"{gang.name} was restarted while program '{program.name}' was loaded").error()
+        return HostedProgram.of(
+            loaded.program, program.name, gangs, loaded.inputs, loaded.outputs, loaded.share
+        )
+
+    @override
+    def unload(self, program: HostedProgram) -> None:
+        self._unneeded.add(program)
+
+    def delay_leave(self, workers: HostGang) -> None:
+        """See `Session.delay_leave`; an island of a service refuses steps at once, those of all clients."""
+
+    def allow_leave(self, workers: HostGang) -> None:
+        """See `Session.allow_leave`."""
+
+    def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
+        """See `Session.bind`; the service knows the devices of other clients."""
+        self._slices = DeviceAllocator(cluster, self._request_devices)
+        return self._slices
+
+    def _request_devices(self, program: str, slices: Sequence[SliceRequest]) -> Mapping[int, Sequence[int]]:
+        """Requests devices of slices from the service; see `DeviceAllocator`."""
+        request = self._core.request([SERVICE])
+        try:
+            if self._mirror.ended is not None:
+                raise self._mirror.ended.error()
+            self._send_released()
+            self._send_to_service("watch", RequestDevices(request.number, program, tuple(slices)))
+        except BaseException:
+            self._core.drop(request)
+            raise
+        self._core.wait_for(request)
+        for _, failure in request.first_failure():
+            raise failure.error()
+        (bound,) = request.answers[SERVICE]
+        assert isinstance(bound, DevicesBound)
+        if bound.error:
+            raise ResourceError(bound.error)
+        return bound.positions
+
+    def _send_released(self) -> None:
+        """Notifies the service of slices that need no devices any more.
+
+        Raises:
+          HostError: the service is disconnected.
+        """
+        # One thread at a time, so that a release is sent before the request that binds the slice again.
+        with self._releasing:
+            if self._slices is not None and (released := self._slices.take_released()):
+                self._send_to_service("watch", ReleaseDevices(released))
+
+    @override
+    def wait_for_room(self, program: HostedProgram) -> None:
+        for life in program.lives:
+            life.check_open()
+        steps = self._mirror.steps
+        if len(steps) >= MAX_UNFINISHED:
+            began = steps.unfinished()[:1]
+            self._loop.wait(lambda: len(steps) < MAX_UNFINISHED)
+            if began:
+                self.waits.add(time.monotonic() - began[0].began)
+            for life in program.lives:
+                life.check_open()
+
+    @override
+    def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
+        self._sent.add(number)
+        super().put(value, location, number)
+
+    def _cancel_put(self, location: Location, number: int) -> None:
+        # Before: otherwise the service would wait for the rest of the array before it frees it.
+        self._sent.discard(number)
+        super()._cancel_put(location, number)
+
+    @override
+    def _send_step(self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]) -> None:
+        consumed = {gang.number: tuple(arguments[gang.number]) for gang in program.gangs}
+        free = {gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take_all())}
+        # Also of the arrays to free: the service frees each after its last byte has arrived.
+        sent = self._sent_of([*consumed.values(), *free.values()])
+        self._sent.difference_update(*free.values())
+        try:
+            self._service.steps.send(Submit(step.number, program.number, consumed, sent, free))
+        except ConnectionEnded as error:
+            self._listener.lose_service(error)
+
+    def _sent_of(self, arrays: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """Returns the numbers of those arrays that this client has put."""
+        known = self._sent
+        return tuple({number for own in arrays for number in own if number in known}) if known else ()
+
+    def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
+        gang = hosts[0].gang
+        sent = self._sent_of([[kept.array for kept in call.arrays]])
+        numbers = tuple(host.index for host in hosts)
+        submit = SubmitCall(gang.number, gang.life.key.start, numbers, call, sent)
+        try:
+            self._service.steps.send(submit)
+        except ConnectionEnded as error:
+            self._listener.lose_service(error)
+
+    def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
+        self._listener.lose_service(error)
+
+    def _send_to_service(
+        self,
+        channel: str,
+        message: RequestDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping,
+    ) -> None:
+        """Sends a message to the service.
+
+        Raises:
+          HostError: the service is disconnected.
+        """
+        try:
+            self._service.connections[channel].send(message)
+        except ConnectionEnded as error:
+            self._listener.lose_service(error)
+            for gang in self._mirror.gangs:
+                gang.check()
+
+    def _run_effect(self, effect: Effect) -> None:
+        match effect:
+            case Log():
+                log.log(effect.level, "%s", effect.text)
+            case RequestReports():
+                for number in effect.hosts:
+                    with contextlib.suppress(ConnectionEnded):
+                        self.pool.hosts[number].watch.send(RequestReport(effect.request))
+
+    def _gang_of(self, island: int, facts: IslandFacts) -> HostGang:
+        life = self._mirror.gangs[island]
+        name = f"island{island}"
+        service, sent = self._service.connections, self._sent
+        hosts = [relayed_host(host, name, facts.start, service, sent) for host in facts.hosts]
+        return HostGang(life, hosts)
+
+    def _run_clock(self) -> None:
+        """Passes the time to the core and sends heartbeats to the service, until the session is closed."""
+        now = time.monotonic()
+        numbers, pinged = itertools.count(), -math.inf
+        heard, silent = self._service.heard, 0.0
+        while not self._closed.wait(_TICK_SECONDS):
+            self._loop.poll()
+            self._core.handle(Tick())
+            before, now = now, time.monotonic()
+            if now - pinged > self._heartbeat / 4:
+                pinged, number = now, next(numbers)
+                self._service.round_trip.note_ping(number, now)
+                with contextlib.suppress(HostError):
+                    self._send_to_service("watch", Ping(number))
+            # Capped for each iteration: while this process itself is stopped, it reads no replies.
+            silent += min(now - before, self._heartbeat / 4)
+            if self._service.heard != heard:
+                heard, silent = self._service.heard, 0.0
+            if silent > self._heartbeat and not self._mirror.gangs[0].is_dead():
+                self._listener.report_loss(f"has not responded for {self._heartbeat:.0f} seconds")
+
+    def _free_unused(self) -> None:
+        """Frees arrays, slices and programs in batches, for islands that no step frees them with."""
+        while not self._closed.wait(_FREE_SECONDS):
+            for gang in [*self.pool.gangs]:
+                unused = gang.life.unused.take_all()
+                if unused and not gang.is_lost():
+                    sent = self._sent_of([unused])
+                    self._sent.difference_update(unused)
+                    with contextlib.suppress(HostError):
+                        self._send_to_service(
+                            "steps", ReleaseArrays(gang.number, gang.life.key.start, unused, sent)
+                        )
+            with contextlib.suppress(HostError):
+                self._send_released()
+            for program in self._unneeded.take_all():
+                if program.is_ready():
+                    with contextlib.suppress(HostError):
+                        self._send_to_service("watch", Unload(program.number))

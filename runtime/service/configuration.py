@@ -1,0 +1,190 @@
+"""Configuration file of a cluster: its islands, their launcher, and the shares of clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pathways.dialect.plain_data import PlainDataError, decode_text, read_record, shown
+from pathways.runtime.hosts.launch.launcher_choice import settings_of
+from pathways.runtime.hosts.launch.options import HostOptions, Spares
+from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.service.protocol.folders import address_of, check_name
+from pathways.runtime.service.sharing.scheduler import Policy
+
+_MAX_COUNT = 1 << 16
+"""Limit on each count, and on the hosts of a cluster."""
+
+_NEVER = ("stall_report", "step_deadline")
+"""Options that are None for never; TOML has no null, so the file has false instead."""
+
+_HINTS = {
+    "cpu_devices": "devices_per_host is the number of CPU devices of each host",
+    "device_memory": "it is of the devices of one process",
+    "token_file": "token is the path of the token of clients",
+    "secret": "secret_file is the path of the secret of hosts that join",
+}
+"""Keys that users may expect, as `pathways.connect` has them, and hints at what to use instead."""
+
+_Count = Annotated[int, Meta(ge=1, le=_MAX_COUNT, description=f"a whole number from 1 to {_MAX_COUNT}")]
+_Text = Annotated[str, Meta(min_length=1, description="a text")]
+_Machines = Annotated[
+    _Count | Annotated[list[str], Meta(min_length=1)],
+    Meta(description="a number of hosts, or a list of names of machines"),
+]
+
+
+class _IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    count: _Count = 1
+    hosts: _Machines = 1
+    devices_per_host: _Count = 1
+    cores: _Count | None = None
+    spares: Spares = 0
+
+
+class _ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    weight: Annotated[float, Meta(ge=1e-3, le=1e3, description="a number from 0.001 to 1000")] = 1.0
+
+
+class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    launcher: Literal["ray", "slurm", "join"] | None = None
+    hosts: _Machines | None = None
+    islands: Annotated[list[_IslandTable], Meta(min_length=1, description="tables [[islands]]")] | None = None
+    devices_per_host: _Count | None = None
+    address: _Text | None = None
+    bind: _Text | None = None
+    start: _Text | None = None
+    python: _Text | None = None
+    platform: _Text | None = None
+    secret_file: _Text | None = None
+    token: _Text | None = None
+    listen: _Text | None = None
+    policy: Policy = "fair"
+    clients: dict[str, Annotated[_ClientTable, Meta(description="a table [clients.NAME]")]] = {}
+
+
+class ConfigurationError(ValueError):
+    """Error of a configuration file; its message names the file, the key and what is expected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Contents of a configuration file.
+
+    Attributes:
+      weights: the shares of clients, by name; other clients have 1.
+      policy: the policy of the scheduler, see `control.sharing.scheduler`.
+      listen: the address and port for clients; None for a socket in the folder of the cluster.
+      token: the file with the secret of clients; None for one in that folder.
+    """
+
+    settings: Settings
+    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    policy: Policy = "fair"
+    listen: tuple[str, int] | None = None
+    token: Path | None = None
+
+
+def read(path: str) -> Configuration:
+    """Reads the configuration file of a cluster, in TOML.
+
+    Raises:
+      ConfigurationError: the file cannot be read, or is invalid.
+    """
+    try:
+        # Deeply nested brackets raise RecursionError.
+        values = tomllib.loads(decode_text(Path(path).read_bytes()))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: not TOML: {error}") from None
+    try:
+        return _configuration(_file_of(values), Path(path).absolute().parent)
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _file_of(values: dict[str, Any]) -> _ClusterFile:
+    values |= {name: None for name in _NEVER if values.get(name) is False}
+    try:
+        return read_record(values, _ClusterFile, _HINTS)
+    except PlainDataError as error:
+        raise ConfigurationError(str(error).replace("None for never", "false for never")) from None
+
+
+def _configuration(file: _ClusterFile, folder: Path) -> Configuration:
+    if file.listen is not None and address_of(file.listen) is None:
+        raise ConfigurationError(
+            f"listen = {shown(file.listen)}: expected an address and a port, as in '10.0.0.5:7070'"
+        )
+    for name in file.clients:
+        try:
+            check_name(name, "a client")
+        except ValueError as error:
+            raise ConfigurationError(f"clients: {error}") from None
+    islands = _islands(file)
+    _check_together(file)
+    settings = settings_of(
+        file.launcher,
+        hosts=file.hosts,
+        islands=islands,
+        devices_per_host=file.devices_per_host or 1,
+        address=file.address,
+        bind=file.bind,
+        start=file.start,
+        python=file.python,
+        platform=file.platform,
+        secret_file=None if file.secret_file is None else str(folder / file.secret_file),
+        options=HostOptions(**{name: getattr(file, name) for name in HostOptions.__struct_fields__}),
+    )
+    return Configuration(
+        settings,
+        {name: client.weight for name, client in file.clients.items()},
+        file.policy,
+        None if file.listen is None else address_of(file.listen),
+        None if file.token is None else folder / file.token,
+    )
+
+
+def _islands(file: _ClusterFile) -> list[Island] | None:
+    if file.islands is None:
+        return None
+    islands: list[Island] = []
+    for n, table in enumerate(file.islands):
+        try:
+            island = Island(table.hosts, table.devices_per_host, table.cores, table.spares)
+        except ValueError as error:
+            raise ConfigurationError(f"islands[{n}]: {error}") from None
+        islands += [island] * table.count
+        if sum(len(island.machines) for island in islands) > _MAX_COUNT:
+            raise ConfigurationError(f"islands: more than {_MAX_COUNT} hosts")
+    return islands
+
+
+def _check_together(file: _ClusterFile) -> None:
+    """Checks that keys are compatible; messages name keys of the file, not arguments of `connect`."""
+    launcher, hosts, islands = file.launcher, file.hosts, file.islands
+    if hosts is not None and islands is not None:
+        raise ConfigurationError("hosts: expected in each of [[islands]], or for all of them without these")
+    if file.devices_per_host is not None and islands is not None:
+        raise ConfigurationError("devices_per_host: expected in each of [[islands]]")
+    if launcher != "slurm" and hosts is None and islands is None:
+        raise ConfigurationError("islands: expected [[islands]] with count, hosts and others, or hosts")
+    if launcher in ("ray", "slurm") and hosts is not None:
+        raise ConfigurationError(f"hosts: with launcher = {launcher!r} expected in each of [[islands]]")
+    if launcher != "ray" and file.address is not None:
+        raise ConfigurationError(
+            "address: it is for Ray clusters, with launcher = 'ray'; listen is where clients connect"
+        )
+    if (launcher == "join") != (file.secret_file is not None):
+        raise ConfigurationError("secret_file: it is required by launcher = 'join', and only allowed with it")
+    if launcher == "join" and (file.bind is None or file.ports is None):
+        raise ConfigurationError(
+            "launcher: with 'join' expected bind and ports; hosts that join connect to the first of these"
+        )

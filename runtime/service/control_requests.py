@@ -1,0 +1,221 @@
+"""Handler of the requests of clients that have no order among their steps.
+
+These are for devices of slices, programs to load, and the state of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pathways.dialect.errors import PathwaysError
+from pathways.runtime.control.records.errors import HostError, failed
+from pathways.runtime.control.records.reports import HostReport
+from pathways.runtime.hosts.cluster.host import WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
+from pathways.runtime.hosts.protocol.messages import (
+    ClockTime,
+    Describe,
+    Described,
+    Message,
+    MessageError,
+    Ping,
+    ReadClock,
+    Report,
+    RequestReport,
+    Unload,
+)
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.splitting.splitter import ProgramSplitter
+from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.service.bound_slices import BoundSlices
+from pathways.runtime.service.protocol.service_messages import (
+    ForHost,
+    FromHost,
+    LoadProgram,
+    ReleaseDevices,
+    RemoteError,
+    RequestDevices,
+    ServicePong,
+)
+from pathways.runtime.service.relayed_replies import RelayedRequest
+from pathways.runtime.service.served_client import ServedClient
+
+_MAX_LOADING = 64
+"""Limit on the programs that are compiled for one client at the same time."""
+
+log = logging.getLogger("pathways")
+
+LoadCallback = Callable[[ServedClient, int, HostedProgram | RemoteError], None]
+"""Function of a client, the number of its request, and its program or an error."""
+
+
+class ControlRequestHandler:
+    """Handler of the requests of clients on their connections `watch`, each in the thread of its client.
+
+    Args:
+      on_loaded: is called when a program of a client was loaded or failed to load.
+      unload: unloads a program of a client, of a given number.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerCluster,
+        on_loaded: LoadCallback,
+        unload: Callable[[ServedClient, int], None],
+    ) -> None:
+        self._workers = workers
+        self._core = workers.core
+        self._pool = workers.pool
+        self._splitter = ProgramSplitter()
+        self._slices = BoundSlices(workers.pool.cluster)
+        self._on_loaded = on_loaded
+        self._unload = unload
+        self._lock = threading.Lock()
+        # The clock readings in flight, by the numbers of the requests to workers.
+        self._clocks: dict[int, tuple[ServedClient, int]] = {}
+        self._clock_numbers = itertools.count(1)
+
+    def close(self) -> None:
+        """Ends the process that splits programs."""
+        self._splitter.close()
+
+    def remove_client(self, client: ServedClient) -> None:
+        """Releases the slices of a disconnected client, and cancels its requests."""
+        self._slices.remove_client(client)
+        self._splitter.cancel(client)
+        with self._lock:
+            self._clocks = {n: clock for n, clock in self._clocks.items() if clock[0] is not client}
+
+    def on_clock(self, host: WorkerHandle, reading: ClockTime) -> None:
+        """Relays the reading of the clock of a worker to the client that requested it."""
+        with self._lock:
+            request = self._clocks.pop(reading.number, None)
+        if request is not None:
+            client, number = request
+            reply = ClockTime(number, reading.time)
+            client.watch.send(FromHost(host.index, host.gang.life.key.start, reply))
+
+    def handle(self, client: ServedClient, message: object) -> None:
+        """Handles a request of a client.
+
+        Raises:
+          MessageError: the request is invalid.
+        """
+        match message:
+            case Ping():
+                hosts = self._pool.hosts
+                trips = {host.index: trip for host in hosts if (trip := host.round_trip.seconds) is not None}
+                client.watch.send(ServicePong(message.number, trips, self._workers.spares()))
+            case LoadProgram():
+                with self._lock:
+                    client.loading += 1
+                    is_over_limit = client.loading > _MAX_LOADING
+                if is_over_limit:
+                    raise MessageError(f"{client} loads more than {_MAX_LOADING} programs at the same time")
+                start_thread(functools.partial(self._load, client, message), "load")
+            case RequestDevices():
+                client.watch.send(self._slices.bind(client, message))
+            case ReleaseDevices():
+                self._slices.release(client, message.slices)
+            case Unload():
+                self._unload(client, message.program)
+            case ForHost(message=RequestReport() as request):
+                self._request_report(client, message.host, request)
+            case ForHost(message=Describe() as describe):
+                self._describe(client, message.host, describe)
+            case ForHost(message=ReadClock() as read):
+                host = self._pool.host(message.host)
+                number = next(self._clock_numbers)
+                with self._lock:
+                    self._clocks[number] = client, read.number
+                with contextlib.suppress(ConnectionEnded):
+                    host.watch.send(ReadClock(number))
+            case _:
+                raise MessageError(f"unexpected message {type(message).__name__} from {client}")
+
+    def _request_report(self, client: ServedClient, number: int, request: RequestReport) -> None:
+        host = self._pool.host(number)
+
+        def translate(report: Report) -> Report:
+            # A client sees its own arrays, programs, steps and calls only.
+            arrays, size = report.report.clients.get(client.number, (0, 0))
+            programs = [*client.programs.values()]
+            names = [p.hosted.name for p in programs if host.index in p.hosted.host_numbers]
+            steps = tuple(step for step in report.report.steps if client.owns(step.run))
+            calls = tuple(call for call in report.report.calls if client.owns(call.number))
+            return Report(request.request, HostReport(arrays, size, tuple(sorted(names)), steps, calls))
+
+        self._relay(host, RelayedRequest(client, request.request, translate), lambda n: RequestReport(n))
+
+    def _describe(self, client: ServedClient, number: int, describe: Describe) -> None:
+        if describe.program not in client.programs:
+            raise MessageError(f"{client} has no program {describe.program}")
+
+        def translate(reply: Any) -> Described:
+            assert isinstance(reply, Described)
+            return Described(describe.request, reply.memory, reply.flops, reply.text, reply.last, reply.error)
+
+        self._relay(
+            self._pool.host(number),
+            RelayedRequest(client, describe.request, translate),
+            lambda n: Describe(n, describe.program, describe.text),
+        )
+
+    def _relay(self, host: WorkerHandle, relayed: RelayedRequest, message: Callable[[int], Message]) -> None:
+        """Sends a worker a request of a client, as the message of a number that the core gives it."""
+        request = self._core.request([host.index], relayed)
+        with contextlib.suppress(ConnectionEnded):
+            host.watch.send(message(request.number))
+
+    def _load(self, client: ServedClient, message: LoadProgram) -> None:
+        """Compiles a program for a client; runs in a separate thread."""
+        loaded: HostedProgram | RemoteError
+        try:
+            program = self._resolve(message.program)
+            split = functools.partial(self._splitter.split, client, program)
+            loaded = self._workers.load(program, split)
+        except HostError as error:
+            loaded = RemoteError.of(error.record())
+        except (PathwaysError, MessageError) as error:
+            loaded = RemoteError.of(failed(str(error)))
+        except Exception as error:
+            # Report unexpected errors, such as that no process starts, too: the client waits for a reply.
+            log.exception("cannot load program %r of %s", message.program.name, client)
+            loaded = RemoteError.of(
+                failed(f"program '{message.program.name}': {type(error).__name__}: {error}")
+            )
+        with self._lock:
+            client.loading -= 1
+        self._on_loaded(client, message.request, loaded)
+
+    def _resolve(self, program: BoundProgram) -> BoundProgram:
+        """Returns a program with the memory and hosts of its devices, which the client does not provide.
+
+        Raises:
+          MessageError: the program is for devices that do not exist.
+        """
+        islands = {island.name: island for island in self._pool.cluster.islands}
+        places = {}
+        for name, place in program.slices.items():
+            island = islands.get(f"island{place.island}")
+            by_id = {} if island is None else {device.id: device for device in island.devices}
+            if not set(place.devices) <= set(by_id) or math.prod(place.mesh) != len(place.devices):
+                raise MessageError(f"program '{program.name}': slice '{name}' has invalid devices: {place}")
+            devices = [by_id[number] for number in place.devices]
+            memory = min((device.memory for device in devices if device.memory is not None), default=None)
+            owners = tuple(device.host.index for device in devices)
+            places[name] = SlicePlace(
+                place.island, place.devices, owners, memory, place.mesh, place.axis_names
+            )
+        return msgspec.structs.replace(program, slices=places)

@@ -1,0 +1,302 @@
+"""Process of a service: its start and exit, its acceptor, and the requests of `pw-cluster`.
+
+`pw-cluster up` starts it, and reads its progress, that it is ready, or an error from its standard output, as
+lines of JSON. Until the process is detached (`STAY`), it exits when its caller does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pathways.runtime.control.records.errors import HostError, HostStartError
+from pathways.runtime.hosts.launch.join_launcher import secret_of
+from pathways.runtime.hosts.launch.launcher_choice import start_description
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.launch.sockets import Address
+from pathways.runtime.hosts.protocol.acceptor import Acceptor
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
+from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.status import ServiceStatus
+from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.service.configuration import Configuration, read
+from pathways.runtime.service.protocol.admin import (
+    ADMIN_PURPOSE,
+    DisconnectReply,
+    DisconnectRequest,
+    ShutdownReply,
+    ShutdownRequest,
+    StatusReply,
+    StatusRequest,
+    decode_from_admin,
+    decode_handshake,
+)
+from pathways.runtime.service.protocol.folders import ClusterFolder, shown
+from pathways.runtime.service.sharing.scheduler import Policy
+
+STAY = b"stay\n"
+"""Line on standard input that detaches the process, so that it may outlive its caller."""
+
+_MAX_SOCKET_PATH = 100
+_BACKLOG = 128
+
+log = logging.getLogger("pathways")
+
+
+class SharedService(Protocol):
+    """Interface of a service to its process; see `service.Service`."""
+
+    def admits(self, purpose: Purpose) -> bool: ...
+    def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None: ...
+    def serve(self) -> None: ...
+    def status(self) -> ServiceStatus: ...
+    def disconnect_client(self, name: str) -> bool: ...
+    def close(self) -> None: ...
+
+
+class ServiceFactory(Protocol):
+    """Factory of a service, which starts its workers and waits until all are ready."""
+
+    def __call__(
+        self, settings: Settings, *, weights: Mapping[str, float], policy: Policy
+    ) -> SharedService: ...
+
+
+class _ExitRequested(BaseException):
+    """Request to exit while the service starts."""
+
+
+class _ExitSignals:
+    """Handlers of signals to exit: the first closes the service, the second exits the process at once."""
+
+    def __init__(self) -> None:
+        self.service: SharedService | None = None
+        self._is_exiting = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if self._is_exiting:
+            # Workers exit when their connections to this process are closed.
+            os._exit(128 + number)
+        self._is_exiting = True
+        log.info("shutting down: %s", signal.Signals(number).name)
+        if self.service is None:
+            raise _ExitRequested
+        # In a thread: closing it needs locks, which the interrupted code may hold.
+        start_thread(self.service.close, "close")
+
+
+class _Caller:
+    """Process that started this one, which gets its progress as JSON; in the foreground only the log does."""
+
+    def __init__(self, is_foreground: bool) -> None:
+        self._output: int | None = None
+        self._is_done = False
+        if is_foreground:
+            return
+        # Libraries print to standard output, too, which is not for the caller.
+        self._output, requests = os.dup(1), os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in (0, 1):
+            os.dup2(nothing, descriptor)
+        os.close(nothing)
+        start_thread(functools.partial(self._listen, requests), "caller")
+
+    def report(self, **fields: str) -> None:
+        """Reports `doing`, `ready` or `error`, with its text."""
+        self._is_done |= "error" in fields
+        for kind, text in fields.items():
+            log.log(logging.ERROR if kind == "error" else logging.INFO, "%s", text)
+        if self._output is None:
+            return
+        # The caller may have exited.
+        with contextlib.suppress(OSError):
+            os.write(self._output, f"{json.dumps(fields)}\n".encode())
+        if "doing" not in fields:
+            os.close(self._output)
+            self._output = None
+
+    def _listen(self, requests: int) -> None:
+        """Ends the process when its caller exits, unless the caller has detached it."""
+        with os.fdopen(requests, "rb") as caller:
+            # Nothing is read when the caller has exited.
+            if caller.readline() != STAY and not self._is_done:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(arguments: Sequence[str], make: ServiceFactory) -> int:
+    """Runs a service until it is shut down; returns the exit code of the process.
+
+    Args:
+      arguments: the arguments of the command line.
+      make: creates the service.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file")
+    parser.add_argument("--name")
+    parser.add_argument("--foreground", action="store_true")
+    options = parser.parse_args(arguments)
+    # The caller reports errors that occur before there is a log.
+    _log_to(logging.StreamHandler(sys.stderr) if options.foreground else logging.NullHandler())
+    signals, caller = _ExitSignals(), _Caller(options.foreground)
+    try:
+        configuration = read(options.file)
+        folder = ClusterFolder(options.name or Path(options.file).stem)
+        with folder.held():
+            _begin_log(folder, options.foreground)
+            _run(configuration, folder, make, signals, caller)
+    except _ExitRequested:
+        caller.report(error="the service was ended before it was ready")
+        return 0
+    except (HostError, OSError, ValueError) as error:
+        caller.report(error=str(error))
+        if signals.service is not None:
+            log.exception("the service failed")
+        return 1
+    except Exception as error:
+        log.exception("this is a bug in pathways")
+        caller.report(error=f"{type(error).__name__}: {error}; see the log")
+        return 1
+    log.info("shut down")
+    return 0
+
+
+def _run(
+    configuration: Configuration,
+    folder: ClusterFolder,
+    make: ServiceFactory,
+    signals: _ExitSignals,
+    caller: _Caller,
+) -> None:
+    secret = folder.secret(configuration.token)
+    if (file := configuration.settings.secret_file) is not None:
+        # Before the address to join is announced.
+        secret_of(file)
+    # Bound before workers start, so that an address in use is reported at once; clients cannot connect until
+    # `listen`, when all are ready.
+    with _bound_socket(folder, configuration.listen) as (server, address):
+        caller.report(doing=f"{folder}: {start_description(configuration.settings)}")
+        service = make(configuration.settings, weights=configuration.weights, policy=configuration.policy)
+        signals.service = service
+        try:
+            server.listen(_BACKLOG)
+            Acceptor(server, secret, _admits(service), decode_handshake, _connection_handler(service))
+            folder.publish(address)
+            caller.report(ready=_ready_message(configuration, folder, address))
+            service.serve()
+        finally:
+            # Closing a socket does not wake a thread in accept(2); shutting it down does.
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            service.close()
+
+
+def _ready_message(configuration: Configuration, folder: ClusterFolder, address: Address) -> str:
+    islands, hosts = len(configuration.settings.islands), configuration.settings.hosts
+    remote = "" if isinstance(address, str) else f', or attach="{shown(address)}", token=PATH elsewhere'
+    return (
+        f"{folder} is up: {islands} islands, {hosts} hosts, process {os.getpid()}; "
+        f'pathways.connect(attach="{folder.name}"){remote}'
+    )
+
+
+@contextlib.contextmanager
+def _bound_socket(
+    folder: ClusterFolder, listen: tuple[str, int] | None
+) -> Iterator[tuple[socket.socket, Address]]:
+    """Yields a bound socket, which accepts no connections yet, and its address.
+
+    Raises:
+      HostStartError: the socket cannot be bound.
+    """
+    where = str(folder.socket) if listen is None else listen
+    if isinstance(where, str) and len(os.fsencode(where)) > _MAX_SOCKET_PATH:
+        raise HostStartError(
+            f"{where} is too long for the path of a socket ({_MAX_SOCKET_PATH} bytes at most): set"
+            " PW_CLUSTERS to a shorter one, or listen to an address and a port"
+        )
+    with socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET) as server:
+        try:
+            if listen is not None:
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(where)
+        except OSError as error:
+            raise HostStartError(f"cannot listen at {shown(where)}: {error.strerror or error}") from None
+        if listen is not None:
+            address, port = server.getsockname()
+            # The address for clients on this machine; remote ones know by which address they reach it.
+            where = ("127.0.0.1" if address == "0.0.0.0" else listen[0], port)
+        yield server, where
+
+
+def _admits(service: SharedService) -> Callable[[Purpose], bool]:
+    return lambda purpose: purpose == ADMIN_PURPOSE or service.admits(purpose)
+
+
+def _connection_handler(service: SharedService) -> Callable[[Connection[Any], ServerHandshake], None]:
+    def handle(connection: Connection[Any], handshake: ServerHandshake) -> None:
+        if handshake.purpose != ADMIN_PURPOSE:
+            service.accept(connection, handshake)
+            return
+        connection.decode = decode_from_admin
+        try:
+            while True:
+                _handle_request(service, connection, connection.receive())
+        except ConnectionEnded:
+            pass
+        except (HostError, MessageError) as error:
+            log.warning("pw-cluster: %s", error)
+        finally:
+            connection.close()
+
+    return handle
+
+
+def _handle_request(service: SharedService, connection: Connection[Any], request: object) -> None:
+    """Handles a request of `pw-cluster`.
+
+    Raises:
+      ConnectionEnded: the connection was closed.
+      MessageError: the message is no request.
+    """
+    match request:
+        case StatusRequest():
+            connection.send(StatusReply(service.status()))
+        case DisconnectRequest():
+            connection.send(DisconnectReply(service.disconnect_client(request.name)))
+        case ShutdownRequest():
+            log.info("shutting down: requested by pw-cluster down")
+            connection.send(ShutdownReply())
+            service.close()
+        case _:
+            raise MessageError(f"unexpected message {type(request).__name__}")
+
+
+def _begin_log(folder: ClusterFolder, is_foreground: bool) -> None:
+    """Renames the previous log, and starts one in the folder of the cluster unless in the foreground."""
+    if folder.log.exists():
+        folder.log.replace(folder.path / "log.old")
+    if is_foreground:
+        return
+    file = os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.close(file)
+    _log_to(logging.StreamHandler(sys.stderr))
+
+
+def _log_to(handler: logging.Handler) -> None:
+    logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", force=True)
+    log.setLevel(logging.INFO)

@@ -1,0 +1,90 @@
+"""Islands and clients, as clients of a service and readers of its status see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.reports import HostReport
+from pathways.runtime.hosts.cluster.host import HostGang
+from pathways.runtime.hosts.protocol.messages import Message
+from pathways.runtime.resources.status import ClientStatus, IslandStatus, SharedHostStatus
+from pathways.runtime.service.protocol.service_messages import (
+    IslandFacts,
+    IslandLeavingNotice,
+    IslandLostNotice,
+    IslandReturnedNotice,
+    RemoteError,
+    WorkerFacts,
+)
+from pathways.runtime.service.sharing.scheduler import ScheduledClient
+
+
+def island_facts(gang: HostGang) -> IslandFacts:
+    """Returns the facts about the workers of an island."""
+    return IslandFacts(
+        gang.life.key.start,
+        tuple(WorkerFacts(host.index, host.process.pid, host.ready) for host in gang.hosts),
+    )
+
+
+def changes_since(gang: HostGang, start: int) -> Iterator[Message]:
+    """Yields the messages that bring a client up to date.
+
+    Args:
+      gang: the workers of an island.
+      start: the start of its workers that the client knows.
+    """
+    life = gang.life
+    if life.key.start != start:
+        yield IslandLostNotice(gang.number, start, RemoteError.of(lost(f"{gang.name} was lost")), False)
+        yield IslandReturnedNotice(gang.number, island_facts(gang))
+    if life.failure is not None:
+        yield IslandLostNotice(*life.key, RemoteError.of(life.failure), life.is_dead())
+    elif life.problem is not None:
+        yield IslandLeavingNotice(*life.key, RemoteError.of(life.problem))
+
+
+def island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandStatus:
+    """Returns the status of an island, with the reports of its hosts."""
+    problem = gang.life.problem
+    return IslandStatus(
+        gang.name,
+        "running" if problem is None else problem.text,
+        tuple(
+            SharedHostStatus(
+                host.index,
+                host.process.pid,
+                None if report is None else report.arrays,
+                None if report is None else report.bytes,
+            )
+            for host in gang.hosts
+            for report in [reports.get(host.index)]
+        ),
+    )
+
+
+def client_status(
+    name: str, client: ScheduledClient, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]
+) -> ClientStatus:
+    """Returns the status of a client, with the reports of all hosts."""
+    service = client.service
+    arrays, size = array_totals(client.number, gangs, reports)
+    return ClientStatus(
+        name, service.weight, client.steps_done, client.queued, service.device_seconds, arrays, size
+    )
+
+
+def array_totals(
+    client: int, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]
+) -> tuple[int, int]:
+    """Returns the number of arrays of a client, and their bytes."""
+    arrays = size = 0
+    for gang in gangs:
+        totals = [
+            reports[host.index].clients.get(client, (0, 0)) for host in gang.hosts if host.index in reports
+        ]
+        # All hosts of an island hold shards of the same arrays.
+        arrays += max((count for count, _ in totals), default=0)
+        size += sum(own for _, own in totals)
+    return arrays, size

@@ -1,0 +1,1 @@
+"""Relays of a service: arrays from and to clients, and the times of their steps."""

@@ -1,0 +1,176 @@
+"""Client of a service: its connections, programs, steps, calls and traces."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pathways.runtime.control.records.step import SESSION_BITS
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.protocol.messages import Call, StartTrace, StopTrace
+from pathways.runtime.hosts.protocol.wire import Connection
+from pathways.runtime.service.protocol.service_messages import FromHost, ProgramLoaded
+from pathways.runtime.service.relaying.array_sender import ArraySender, RelayedFetch, Sender
+from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep
+
+
+class ServedProgram:
+    """Program of a client.
+
+    Args:
+      hosted: the program.
+
+    Attributes:
+      hosted: the program.
+      queued: the number of its steps that wait in the scheduler.
+      is_unwanted: whether to unload it when none waits.
+      starts: for each of its islands, how often workers were started before its own.
+      results: for each island, the number of its results there.
+      donated: for each island with donated arguments, their positions.
+    """
+
+    def __init__(self, hosted: HostedProgram) -> None:
+        self.hosted = hosted
+        self.queued = 0
+        self.is_unwanted = False
+        # What all of its steps have in common.
+        self.starts = {gang.number: gang.life.key.start for gang in hosted.gangs}
+        self.results = {island: len(ports) for island, ports in hosted.outputs.items()}
+        self.donated = {
+            island: donated
+            for island, ports in hosted.inputs.items()
+            if (donated := tuple(n for n, port in enumerate(ports) if port.donated))
+        }
+
+    def describe(self, request: int) -> ProgramLoaded:
+        """Returns the reply to the request of its client to load it."""
+        hosted = self.hosted
+        inputs, outputs = (
+            {island: tuple(port.plain() for port in own) for island, own in ports.items()}
+            for ports in (hosted.inputs, hosted.outputs)
+        )
+        return ProgramLoaded(request, hosted.number, inputs, outputs, hosted.share, self.starts)
+
+
+class ServedStep(QueuedStep):
+    """Step of a client, with its reports to the client.
+
+    Attributes:
+      owner: the client.
+      served: the program.
+      durations: for each island the seconds that the step had its devices.
+      unreported: the hosts that are done, as the client does not know yet.
+      failed: the failures on hosts that the client does not know yet.
+      is_cut: whether the client was notified of the hosts that do not reach each other.
+    """
+
+    __slots__ = ("durations", "failed", "is_cut", "owner", "served", "unreported")
+
+    def __init__(
+        self,
+        owner: ServedClient,
+        number: int,
+        served: ServedProgram,
+        arguments: Mapping[int, Sequence[int]],
+        sent: frozenset[int],
+    ) -> None:
+        hosted, first = served.hosted, number + 1
+        super().__init__(
+            owner.number,
+            number,
+            hosted.number,
+            arguments,
+            {island: range(first, first + served.results[island]) for island in arguments},
+            sent and sent.intersection(itertools.chain(*arguments.values())),
+            hosted.share,
+            {island: [arguments[island][n] for n in own] for island, own in served.donated.items()},
+            served.starts,
+            hosted.name,
+            hosted.host_numbers,
+        )
+        self.owner = owner
+        self.served = served
+        self.durations: dict[int, float] = {}
+        self.unreported: list[int] = []
+        self.failed: list[FromHost] = []
+        self.is_cut = False
+
+
+@dataclasses.dataclass(eq=False)
+class ServedCall:
+    """Call of a function for a client.
+
+    Attributes:
+      gang: the workers of its island.
+      hosts: the hosts that get the message.
+      call: the message.
+      left: the hosts that have not finished the call.
+      queued: the call as the scheduler knows it.
+    """
+
+    client: ServedClient
+    gang: HostGang
+    hosts: frozenset[int]
+    call: Call
+    left: set[int]
+    queued: OrderedRequest | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedTrace:
+    """Request of a client to start or stop a trace on a host."""
+
+    host: WorkerHandle
+    message: StartTrace | StopTrace
+
+
+class ServedClient:
+    """Client of a service.
+
+    Args:
+      number: its number, which no client had before.
+      weight: its share.
+      watch: the first of its connections.
+      starts: for each island the start of its workers, as the client was admitted with it.
+
+    Attributes:
+      connections: its connections, by the names of `messages.CHANNELS`.
+      steps: the connection of its ordered requests, which the event loop reads.
+      arrays: sender of the arrays that it fetches.
+      watch: sender of replies without an order.
+      last: the number of its last step or call.
+      loading: the number of programs that are being compiled for it.
+      fetches: its fetches in flight, by the numbers of the requests to workers.
+      is_joined: whether it has opened all its connections.
+      disconnected: event that is set when it has disconnected.
+    """
+
+    steps: Connection[Any]
+    arrays: ArraySender
+    watch: Sender
+
+    def __init__(
+        self, number: int, name: str, weight: float, watch: Connection[Any], starts: tuple[int, ...] = ()
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.weight = weight
+        self.starts = starts
+        self.connections: dict[str, Connection[Any]] = {"watch": watch}
+        self.programs: dict[int, ServedProgram] = {}
+        self.last = 0
+        self.loading = 0
+        self.fetches: dict[int, RelayedFetch] = {}
+        self.is_joined = False
+        self.disconnected = threading.Event()
+
+    def __str__(self) -> str:
+        return f"client {self.name!r}"
+
+    def owns(self, number: int) -> bool:
+        """Returns whether an array or a step with this number is its own."""
+        return number >> SESSION_BITS == self.number

@@ -1,0 +1,517 @@
+"""Service: the controller of islands that many clients share.
+
+The dispatch thread, which calls `serve`, reads the ordered messages of workers and clients, passes them to
+the scheduler (`control.sharing.scheduler`), and sends the steps that it issues to workers. It never blocks on
+a peer: messages that a peer does not read are buffered. Large data and long operations have separate threads
+for each client: arrays that it sends or fetches, and programs that are compiled for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
+
+from pathways.runtime.control.cluster_view import REPORT_SECONDS
+from pathways.runtime.control.effects import (
+    Effect,
+    GangLeaving,
+    GangLost,
+    GangReturned,
+    StepFailed,
+    WakeWaiters,
+)
+from pathways.runtime.control.records.errors import failed
+from pathways.runtime.control.records.reports import HostReport
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.starter import Starter
+from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
+from pathways.runtime.hosts.launch.options import HostOptions
+from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.protocol.messages import (
+    CHANNELS,
+    ClockTime,
+    FromTracing,
+    KeepClients,
+    Message,
+    MessageError,
+    Purpose,
+    ReleaseClient,
+    RunTimes,
+)
+from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.resources.status import (
+    ClientStatus,
+    ServiceStatus,
+)
+from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.service.admission import Admission
+from pathways.runtime.service.control_requests import ControlRequestHandler
+from pathways.runtime.service.island_views import (
+    changes_since,
+    client_status,
+    island_facts,
+    island_status,
+)
+from pathways.runtime.service.protocol.service_messages import (
+    AdmissionDenied,
+    FromHost,
+    IslandLeavingNotice,
+    IslandLostNotice,
+    IslandReturnedNotice,
+    ProgramLoaded,
+    RemoteError,
+    StepRefusedNotice,
+)
+from pathways.runtime.service.relayed_calls import RelayedCalls
+from pathways.runtime.service.relayed_replies import (
+    cancel_fetches,
+    cancel_lost_fetches,
+    start_fetch,
+)
+from pathways.runtime.service.relaying.array_sender import ArraySender, Sender
+from pathways.runtime.service.relaying.incoming_arrays import IncomingArrays
+from pathways.runtime.service.relaying.relayed_traces import RelayedTraces
+from pathways.runtime.service.request_parser import RequestParser
+from pathways.runtime.service.served_client import (
+    ServedCall,
+    ServedClient,
+    ServedProgram,
+    ServedStep,
+    ServedTrace,
+)
+from pathways.runtime.service.sharing.scheduler import Policy
+from pathways.runtime.service.sharing.scheduler_events import (
+    ArrayArrived,
+    ClientJoined,
+    ClientLeft,
+    DisconnectClient,
+    DispatchRequest,
+    FreeClientArrays,
+    IssueStep,
+    OrderedRequest,
+    RefuseStep,
+    RoundTripMeasured,
+    SchedulerEvent,
+    WorkSubmitted,
+)
+from pathways.runtime.service.sharing.service_core import ServiceCore
+from pathways.runtime.service.step_reports import BATCH_SECONDS, StepReports
+
+_POLL_SECONDS = 0.05
+"""Longest wait for messages, and interval of measurements of round trips, in seconds."""
+
+log = logging.getLogger("pathways")
+
+
+class Service:
+    """Islands of a cluster, shared by many clients.
+
+    Args:
+      weights: the shares of clients, by their names; other clients have 1.
+      policy: the policy of the scheduler, see `Scheduler`.
+      starter: starts the workers; by default according to the settings.
+      at_end: is called with the options of the workers after they have exited.
+
+    Raises:
+      HostError: a worker does not start.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        weights: Mapping[str, float] | None = None,
+        policy: Policy = "fair",
+        starter: Starter | None = None,
+        at_end: Callable[[HostOptions], None] = lambda _: None,
+    ) -> None:
+        self._at_end = at_end
+        self._closed = threading.Event()
+        self._events: list[SchedulerEvent] = []
+        starter = Starter.of(settings) if starter is None else starter
+        try:
+            self._workers = WorkerCluster(
+                starter, settings, sink=self, make_core=functools.partial(ServiceCore, policy=policy)
+            )
+        except BaseException:
+            starter.close()
+            raise
+        self._settings = settings
+        self._core = self._workers.core
+        self._pool = self._workers.pool
+        self._listener = self._workers.listener
+        self._listener.handlers.update(dict.fromkeys(get_args(FromTracing), self._relay_trace))
+        self._loop = self._listener.loop
+        core = self._core.core
+        assert isinstance(core, ServiceCore)
+        self._schedule_events = core.schedule
+        self._scheduler = core.scheduler
+        self._calls = RelayedCalls(self._send, self._listener.lose, self._events.append)
+        self._reports = StepReports(core, self._pool, self._send, self._events.append)
+        self._request_parser = RequestParser(self._pool)
+        self._measured = 0.0
+        self._admission = Admission(
+            settings,
+            weights or {},
+            self._pool,
+            lambda client: self._loop.post(functools.partial(self._join, client)),
+            self.request_disconnect,
+        )
+        # Messages go straight to their handlers: each step has several.
+        self.accept = self._admission.accept
+        self.on_called, self.on_done = self._calls.on_called, self._reports.on_done
+        self._traces = RelayedTraces()
+        self._control_requests = ControlRequestHandler(
+            self._workers,
+            lambda *loaded: self._loop.post(functools.partial(self._register_program, *loaded)),
+            self._request_unload,
+        )
+        # Effects are carried out by the dispatch thread only, since they have an order among steps.
+        self._core.run_effect, self._core.defer = self._act, self._loop.wake
+
+    # Called by other threads.
+
+    def admits(self, purpose: Purpose) -> bool:
+        """Returns whether it accepts connections for a purpose."""
+        return purpose.role == "client" and purpose.to == "service" and purpose.channel in CHANNELS
+
+    def request_disconnect(self, client: ServedClient, why: str) -> None:
+        """Has the dispatch thread disconnect a client; any thread may call it, more than once."""
+        self._loop.post(functools.partial(self._disconnect, client, why))
+
+    def disconnect_client(self, name: str) -> bool:
+        """Disconnects the client of a name; returns whether there is one."""
+        client = self._admission.find(name)
+        if client is None:
+            return False
+        self.request_disconnect(client, "requested by pw-cluster end")
+        return client.disconnected.wait(10)
+
+    def close(self) -> None:
+        """Has `serve` disconnect all clients, end the workers and return; any thread may call it."""
+        self._closed.set()
+        self._admission.close()
+        self._loop.wake()
+
+    def status(self) -> ServiceStatus:
+        """Returns the status of the islands and the clients."""
+        request = self._core.request_reports(range(len(self._pool.hosts)))
+        self._core.wait_for(request, 2 * REPORT_SECONDS)
+        reports: dict[int, HostReport] = {host: received[-1] for host, received in request.answers.items()}
+        clients: list[ClientStatus] = []
+        collected = threading.Event()
+
+        # In the dispatch thread, which alone adds clients to the scheduler and removes them.
+        def collect() -> None:
+            for known in self._scheduler.clients.values():
+                name = self._admission.clients[known.number].name
+                clients.append(client_status(name, known, self._pool.gangs, reports))
+            collected.set()
+
+        self._loop.post(collect)
+        collected.wait(REPORT_SECONDS)
+        return ServiceStatus(
+            os.getpid(),
+            tuple(island_status(gang, reports) for gang in [*self._pool.gangs]),
+            tuple(clients),
+            self._workers.spares(),
+        )
+
+    # The dispatch thread.
+
+    def serve(self) -> None:
+        """Serves clients until `close` is called."""
+        try:
+            while not self._closed.is_set():
+                self._loop.run_once(BATCH_SECONDS if self._reports.has_unreported() else _POLL_SECONDS)
+                self._iterate()
+        finally:
+            self._admission.close()
+            for client in [*self._admission.clients.values()]:
+                self._disconnect(client, "the service is shutting down")
+            self._control_requests.close()
+            self._core.defer = None
+            self._workers.close()
+            self._at_end(self._settings.options)
+
+    def _iterate(self) -> None:
+        """Runs one iteration of the dispatch thread, after messages were read."""
+        now = time.monotonic()
+        self._core.carry_out()
+        if now - self._measured > _POLL_SECONDS:
+            self._measured = now
+            self._measure_round_trips()
+        self._reports.report_due(now)
+        # Together, so that the scheduler fills each island once for all; the effects may add further events.
+        while self._events:
+            events = [*self._events]
+            self._events.clear()
+            self._schedule(*events)
+        self._reports.report_settled()
+
+    def _measure_round_trips(self) -> None:
+        """Passes the scheduler the round trips to islands."""
+        for gang in self._pool.gangs:
+            trips = [trip for host in gang.hosts if (trip := host.round_trip.seconds) is not None]
+            if trips:
+                self._events.append(RoundTripMeasured(gang.number, max(trips)))
+
+    def _schedule(self, *events: SchedulerEvent) -> None:
+        """Passes events to the scheduler, and carries out the effects."""
+        self._core.queue(functools.partial(self._schedule_events, events))
+        self._core.carry_out()
+
+    def _broadcast(self, message: Message) -> None:
+        """Sends all clients a message about an island, and removes the steps that it ends."""
+        for client in [*self._admission.clients.values()]:
+            self._send(client, message)
+        self._remove_ended()
+
+    def _remove_ended(self) -> None:
+        """Removes calls and steps that ended with lost hosts."""
+        self._calls.remove_ended()
+        self._reports.remove_ended()
+
+    def _act(self, effect: Effect) -> None:
+        """Carries out an effect of the core."""
+        match effect:
+            case IssueStep(ServedStep() as step):
+                self._issue(step)
+            case DispatchRequest():
+                self._dispatch(effect)
+            case RefuseStep(ServedStep() as step, why):
+                self._refuse(step, why)
+            case FreeClientArrays(_, island, arrays):
+                self._free(island, arrays)
+            case DisconnectClient(number, why):
+                if (client := self._admission.clients.get(number)) is not None:
+                    self.request_disconnect(client, why)
+            case StepFailed(failure):
+                self._reports.on_failed(failure)
+            case GangLeaving(key, why):
+                self._broadcast(IslandLeavingNotice(*key, RemoteError.of(why)))
+            case GangLost(key, why, is_dead):
+                self._broadcast(IslandLostNotice(*key, RemoteError.of(why), is_dead))
+                cancel_lost_fetches(self._admission.clients.values())
+            case GangReturned(key):
+                gang = self._pool.gangs[key.island]
+                # First: the new workers cannot know which clients have disconnected meanwhile.
+                self._send_clients(gang)
+                self._broadcast(IslandReturnedNotice(key.island, island_facts(gang)))
+            case _:
+                self._workers.effect_runner.run(effect)
+                if isinstance(effect, WakeWaiters):
+                    self._remove_ended()
+
+    def _send_clients(self, gang: HostGang) -> None:
+        """Notifies new workers of the clients that are connected."""
+        connected = self._admission.numbers()
+        for host in gang.hosts:
+            with contextlib.suppress(ConnectionEnded):
+                host.steps.send(KeepClients(connected))
+
+    def _issue(self, step: ServedStep) -> None:
+        """Sends a step to its hosts."""
+        program = step.served
+        program.queued -= 1
+        self._reports.add(step)
+        hosted = program.hosted
+        frames = hosted.frames(step.number, step.number + 1, step.arguments)
+        for host, frame in zip(hosted.hosts, frames, strict=True):
+            try:
+                host.steps.send_frames(frame)
+            except ConnectionEnded as error:
+                self._listener.lose(host, error)
+        if program.is_unwanted:
+            self._unload_if_unwanted(program)
+
+    def _dispatch(self, dispatch: DispatchRequest) -> None:
+        """Sends a request that the scheduler has dispatched to its hosts."""
+        self._free(dispatch.item.island, dispatch.frees)
+        client = self._admission.clients.get(dispatch.item.client)
+        what = dispatch.item.what
+        if client is None or what is None:
+            return
+        if isinstance(what, ServedCall):
+            self._calls.send(what, dispatch.why)
+        elif isinstance(what, ServedTrace):
+            self._traces.change(what.host, client.number, what.message)
+        else:
+            start_fetch(self._core, client, what, has_array=dispatch.has_arguments, lose=self._listener.lose)
+
+    def _refuse(self, step: ServedStep, why: str) -> None:
+        step.served.queued -= 1
+        gangs = step.served.hosted.gangs
+        problem = next((gang.life.problem for gang in gangs if gang.life.problem is not None), None)
+        self._send(step.owner, StepRefusedNotice(step.number, RemoteError.of(problem or failed(why))))
+        self._unload_if_unwanted(step.served)
+
+    def _free(self, island: int, arrays: Sequence[int]) -> None:
+        """Frees arrays of an island on its hosts, with the next step or soon."""
+        unused = self._pool.gangs[island].life.unused
+        for number in arrays:
+            unused.add(number)
+
+    def _unload_if_unwanted(self, program: ServedProgram) -> None:
+        if program.is_unwanted and not program.queued:
+            self._workers.unload(program.hosted)
+
+    def _relay_trace(self, host: WorkerHandle, message: FromTracing) -> None:
+        """Relays the times of steps to the clients that trace them."""
+        start = host.gang.life.key.start
+        if isinstance(message, ClockTime):
+            self._control_requests.on_clock(host, message)
+            return
+        for number, relayed in self._traces.route((host.index, start), message):
+            known = self._admission.clients.get(number)
+            # A client gets the times of its own programs only.
+            if known is None or (isinstance(relayed, RunTimes) and relayed.program not in known.programs):
+                continue
+            known.watch.send(FromHost(host.index, start, relayed))
+
+    # Clients.
+
+    def _send(self, client: ServedClient, *messages: Message) -> None:
+        """Sends a client messages that have an order."""
+        if "steps" not in client.connections or client.disconnected.is_set():
+            return
+        try:
+            client.connections["steps"].send(*messages)
+        except ConnectionEnded as error:
+            # Not at once: a disconnection issues steps of other clients, which would overtake the effects
+            # that are being carried out.
+            self.request_disconnect(client, str(error))
+
+    def _join(self, client: ServedClient) -> None:
+        """Adds a client to the scheduler once it has opened all its connections."""
+        if client.disconnected.is_set():
+            return
+        end = functools.partial(self.request_disconnect, client)
+        client.steps = client.connections["steps"]
+        client.arrays = ArraySender(client.connections["arrays"], end)
+        client.watch = Sender(client.connections["watch"], end)
+        client.is_joined = True
+        log.info("%s connected", client)
+        self._schedule(ClientJoined(client.number, client.weight))
+        self._loop.add(client.steps, functools.partial(self._read_client, client), buffers=True, pauses=True)
+        # The state of islands may have changed since the client was admitted.
+        for gang, start in zip(self._pool.gangs, client.starts, strict=True):
+            self._send(client, *changes_since(gang, start))
+        arrays = IncomingArrays(
+            client.owns,
+            self._pool,
+            lambda gang, number: self._post_event(ArrayArrived(client.number, *gang.life.key, number)),
+            # Of an array whose sending the client has canceled after its last byte.
+            lambda gang, number: self._post_event(
+                WorkSubmitted(OrderedRequest(client.number, gang.number, (number,)))
+            ),
+            self._listener.lose,
+        )
+        client.connections["arrays"].place = arrays.place
+        start_thread(functools.partial(self._listen_to_arrays, client, arrays), "listen")
+        handle = functools.partial(self._control_requests.handle, client)
+        start_thread(functools.partial(self._listen, client, "watch", handle), "listen")
+
+    def _disconnect(self, client: ServedClient, why: str) -> None:
+        """Disconnects a client, and frees its arrays, programs and devices."""
+        if client.disconnected.is_set():
+            return
+        log.info("%s disconnected: %s", client, why)
+        with contextlib.suppress(ConnectionEnded):
+            client.connections.get("steps", client.connections["watch"]).send(AdmissionDenied(why))
+        # After the reason, since nothing is sent from here on, and before devices and programs are released,
+        # so that no request in another thread gets new ones.
+        client.disconnected.set()
+        if client.is_joined:
+            self._loop.remove(client.steps)
+            client.arrays.close()
+            client.watch.close()
+        for connection in client.connections.values():
+            connection.close()
+        self._schedule(ClientLeft(client.number))
+        # The scheduler has dropped the queued steps of the client, without an effect for each.
+        for program in client.programs.values():
+            program.is_unwanted, program.queued = True, 0
+            self._unload_if_unwanted(program)
+        self._admission.remove(client)
+        self._control_requests.remove_client(client)
+        self._traces.remove_client(client.number, self._pool.hosts)
+        for worker in self._pool.hosts:
+            with contextlib.suppress(ConnectionEnded):
+                worker.steps.send(ReleaseClient(client.number))
+        cancel_fetches(client)
+
+    def _read_client(self, client: ServedClient) -> None:
+        """Reads the ordered requests of a client that have arrived."""
+        try:
+            for message in client.steps.read_available():
+                for request in self._request_parser.parse(client, message):
+                    if isinstance(request, StepRefusedNotice):
+                        self._send(client, request)
+                    else:
+                        self._events.append(WorkSubmitted(request))
+        except (ConnectionEnded, MessageError) as error:
+            self._disconnect(client, str(error))
+        except Exception as error:
+            self._disconnect(client, _unexpected_error(client, error))
+
+    # Requests without an order, in the threads of each client.
+
+    def _listen(self, client: ServedClient, channel: str, handle: Callable[[object], None]) -> None:
+        connection = client.connections[channel]
+        try:
+            while not client.disconnected.is_set():
+                handle(connection.receive())
+        except (ConnectionEnded, MessageError) as error:
+            self.request_disconnect(client, str(error))
+        except Exception as error:
+            self.request_disconnect(client, _unexpected_error(client, error))
+
+    def _listen_to_arrays(self, client: ServedClient, arrays: IncomingArrays) -> None:
+        try:
+            self._listen(client, "arrays", arrays.handle)
+        finally:
+            arrays.close()
+
+    def _post_event(self, event: SchedulerEvent) -> None:
+        """Passes the scheduler an event; any thread may call it."""
+        self._loop.post(functools.partial(self._events.append, event))
+
+    def _register_program(
+        self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError
+    ) -> None:
+        """Registers a loaded program and replies to its client, in the dispatch thread."""
+        if isinstance(loaded, RemoteError):
+            self._send(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
+            return
+        if client.disconnected.is_set():
+            self._workers.unload(loaded)
+            return
+        program = client.programs[loaded.number] = ServedProgram(loaded)
+        # Send pending notices about these islands first, so that the client knows the workers of `starts`.
+        self._core.carry_out()
+        self._send(client, program.describe(request))
+
+    def _request_unload(self, client: ServedClient, number: int) -> None:
+        """Unloads a program of a client after its queued steps; any thread may call it."""
+
+        def unload() -> None:
+            program = client.programs.pop(number, None)
+            if program is not None:
+                program.is_unwanted = True
+                self._unload_if_unwanted(program)
+
+        self._loop.post(unload)
+
+
+def _unexpected_error(client: ServedClient, error: Exception) -> str:
+    """Logs an unexpected error, for which only its client is disconnected; returns the reason."""
+    log.exception("cannot handle a message of %s", client)
+    return f"its message led to {type(error).__name__}: {error}"

@@ -1,0 +1,267 @@
+"""Events and effects of the scheduler: submissions of clients, their progress, and the resulting actions.
+
+They are structs of msgspec, since each step makes several of them, and a frozen dataclass takes five times as
+long to create. `OrderedRequest` is none: its context is left out where it is printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from pathways.runtime.control.effects import Effect
+from pathways.runtime.control.records.step import Step
+
+FIRST_ESTIMATE = 1e-3
+"""Estimated seconds of a step of a new program."""
+
+
+_NOTHING: Mapping[int, Sequence[int]] = {}
+_NEVER: Mapping[int, int] = {}
+
+
+class QueuedStep(Step):
+    """Step of a session that shares the islands with others: it waits in queues until it is issued.
+
+    Args:
+      client: the number of the session.
+      number: the number of the step, see `Step`.
+      loaded: the number of its program, whose steps take about the same time.
+      arguments: the numbers of the arrays that it reads on each of its islands.
+      results: the numbers of the arrays that it returns there.
+      sent: the arguments that its client sends itself, and that it waits for.
+      share: the number of places that it takes.
+      donates: the numbers of its donated arguments on each of its islands.
+      starts: for each of its islands, how often workers were started before its own.
+    """
+
+    __slots__ = (
+        "_blocked_at",
+        "_firsts",
+        "_keys",
+        "_left",
+        "_missing",
+        "_order",
+        "_state",
+        "_token",
+        "arguments",
+        "client",
+        "donates",
+        "islands",
+        "results",
+        "sent",
+        "starts",
+    )
+
+    def __init__(
+        self,
+        client: int,
+        number: int,
+        loaded: int,
+        arguments: Mapping[int, Sequence[int]],
+        results: Mapping[int, Sequence[int]],
+        sent: frozenset[int] = frozenset(),
+        share: int = 1,
+        donates: Mapping[int, Sequence[int]] = _NOTHING,
+        starts: Mapping[int, int] = _NEVER,
+        program: str = "",
+        hosts: Iterable[int] = (),
+    ) -> None:
+        super().__init__(program, number, hosts, loaded, share=share)
+        self.client = client
+        self.islands = tuple(arguments)
+        self.arguments = arguments
+        self.results = results
+        self.sent = sent
+        self.donates = donates
+        self.starts = starts
+        # The number of queues in which it is first, and of arrays that are missing.
+        self._firsts = 0
+        self._missing = 0
+        # Index of the island that had no room for it when it was last checked.
+        self._blocked_at = 0
+        self._left = {*self.islands}
+        self._state: Literal["waits", "ready", "issued", "dropped"] = "waits"
+        self._keys: Mapping[int, float] = {}
+        self._order = 0
+        self._token = 0
+
+    def __repr__(self) -> str:
+        return f"QueuedStep({self.client}, {self.number})"
+
+    @property
+    def is_issued(self) -> bool:
+        """Whether it has its places, and was sent to its hosts."""
+        return self._state == "issued"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OrderedRequest:
+    """Request on an island that runs once all earlier steps and requests of its client are issued there.
+
+    Attributes:
+      frees: the numbers of the arrays that it frees.
+      arguments: the numbers of the arrays that it reads.
+      results: the numbers of the arrays that it returns.
+      sent: the numbers of its arrays that its client sends itself, and that it waits for.
+      is_call: whether its dispatch only starts it, and `CallFinished` ends it. Until then no step is issued
+        that reads its results, or that donates its arguments.
+      number: the number of a call, see `Step`.
+      hosts: the numbers of the hosts of a call.
+      what: context for the shell.
+    """
+
+    client: int
+    island: int
+    frees: tuple[int, ...] = ()
+    arguments: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    sent: frozenset[int] = frozenset()
+    is_call: bool = False
+    number: int = 0
+    name: str = ""
+    hosts: tuple[int, ...] = ()
+    what: Any = dataclasses.field(default=None, repr=False)
+
+
+# Events.
+
+
+class ClientJoined(msgspec.Struct, frozen=True):
+    """Notice that a client has connected."""
+
+    client: int
+    weight: float = 1.0
+
+
+class ClientLeft(msgspec.Struct, frozen=True):
+    """Notice that a client has disconnected, for whatever reason."""
+
+    client: int
+
+
+class WorkSubmitted(msgspec.Struct, frozen=True):
+    """Submission of a step, or of a request that is ordered among the steps of its client."""
+
+    item: QueuedStep | OrderedRequest
+
+
+class ArrayArrived(msgspec.Struct, frozen=True):
+    """Notice that an array of a client is on its way to an island, completely, before all later messages.
+
+    Attributes:
+      start: how often the island's workers were started before the receiving ones.
+    """
+
+    client: int
+    island: int
+    start: int
+    array: int
+
+
+class CallFinished(msgspec.Struct, frozen=True):
+    """End of a dispatched call, or notice that it is not begun: its results, or errors, are available."""
+
+    call: OrderedRequest
+
+
+class IslandStepDone(msgspec.Struct, frozen=True):
+    """End of a step on an island; `took` is the time for which it had the devices there, in seconds."""
+
+    step: QueuedStep
+    island: int
+    took: float
+
+
+class IslandLeaving(msgspec.Struct, frozen=True):
+    """Notice that an island accepts no more steps; those in flight continue, and its arrays can be read."""
+
+    island: int
+    why: str
+
+
+class IslandLost(msgspec.Struct, frozen=True):
+    """Loss of an island, with all its arrays and steps in flight."""
+
+    island: int
+    why: str
+
+
+class IslandReturned(msgspec.Struct, frozen=True):
+    """Return of an island, without arrays."""
+
+    island: int
+
+
+class RoundTripMeasured(msgspec.Struct, frozen=True):
+    """Measured round trip of a message to the farthest host of an island, in seconds."""
+
+    island: int
+    seconds: float
+
+
+SchedulerEvent = (
+    ClientJoined
+    | ClientLeft
+    | WorkSubmitted
+    | ArrayArrived
+    | CallFinished
+    | IslandStepDone
+    | IslandLeaving
+    | IslandLost
+    | IslandReturned
+    | RoundTripMeasured
+)
+
+
+# Effects.
+
+
+class IssueStep(Effect, msgspec.Struct, frozen=True):
+    """Issue of a step: it is sent to all its islands."""
+
+    step: QueuedStep
+
+
+class DispatchRequest(Effect, msgspec.Struct, frozen=True):
+    """Dispatch of an ordered request.
+
+    Attributes:
+      item: the request.
+      frees: the arrays to free that exist.
+      has_arguments: whether all its arguments exist.
+      why: the `Failure` that prevents a call; None if it is begun.
+    """
+
+    item: OrderedRequest
+    frees: tuple[int, ...]
+    has_arguments: bool = True
+    why: Any = None
+
+
+class RefuseStep(Effect, msgspec.Struct, frozen=True):
+    """Refusal of a step, with the reason."""
+
+    step: QueuedStep
+    why: str
+
+
+class FreeClientArrays(Effect, msgspec.Struct, frozen=True):
+    """Request to free the arrays of a client that has left on an island."""
+
+    client: int
+    island: int
+    arrays: tuple[int, ...]
+
+
+class DisconnectClient(Effect, msgspec.Struct, frozen=True):
+    """Request to disconnect a client that breaks a rule; `ClientLeft` follows."""
+
+    client: int
+    why: str
+
+
+SchedulerEffect = IssueStep | DispatchRequest | RefuseStep | FreeClientArrays | DisconnectClient

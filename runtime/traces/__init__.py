@@ -1,0 +1,7 @@
+"""Traces and timelines: the steps of programs by slice and time, planned, simulated or measured.
+
+- `timeline.py` has the events of a step, with `report.py`, `page.py` and `picture.py`.
+- `call_timeline.py` makes one of the recorded times of a call, and `file_trace.py` writes those (`pw.trace`).
+- `host_traces.py` makes workers record (`worker_recording.py`), translates their times to one clock
+  (`clocks.py`), and merges them by the plan of the whole program (`merging.py`).
+"""

@@ -1,0 +1,193 @@
+"""Configuration files of clusters, and a message of one line for each error in them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import textwrap
+from pathlib import Path
+
+import pages
+import pytest
+from fake_scontrol import write_scontrol
+
+from pathways.runtime.hosts.launch.commands import StartCommand
+from pathways.runtime.hosts.launch.options import HostOptions
+from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.service.configuration import Configuration, ConfigurationError, read
+
+FULL = """
+policy = "fifo"
+listen = "10.0.0.5:7070"
+token = "token"
+bind = "10.0.0.5"
+start = "ssh -o BatchMode=yes {host} {command}"
+python = "/opt/pathways/bin/python"
+heartbeat = 5
+ahead = 8
+stall_report = false
+restart_seconds = 60.5
+ports = [20000, 20099]
+
+[[islands]]
+hosts = ["a", "b"]
+devices_per_host = 4
+
+[[islands]]
+hosts = ["c"]
+cores = 2
+
+[clients.ann]
+weight = 2.0
+
+[clients."bo.b-2"]
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str | bytes) -> str:
+        (tmp_path / "lab.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(tmp_path / "lab.toml")
+
+    return write
+
+
+def test_configuration_reads_all_keys(write, tmp_path):
+    assert read(write(FULL)) == Configuration(
+        Settings(
+            (Island(["a", "b"], devices_per_host=4), Island(["c"], cores=2)),
+            HostOptions(heartbeat=5, ahead=8, stall_report=None, restart_seconds=60.5, ports=(20000, 20099)),
+            "10.0.0.5",
+            StartCommand("ssh -o BatchMode=yes {host} {command}", "/opt/pathways/bin/python"),
+        ),
+        {"ann": 2.0, "bo.b-2": 1.0},
+        "fifo",
+        ("10.0.0.5", 7070),
+        tmp_path / "token",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "islands"),
+    [
+        ("[[islands]]", [Island()]),
+        ("[[islands]]\ncount = 2\nhosts = 2\ndevices_per_host = 4", [Island(2, 4), Island(2, 4)]),
+        ("[[islands]]\nspares = 2", [Island(spares=2)]),
+        ("hosts = 2\ndevices_per_host = 4", [Island(1, 4), Island(1, 4)]),
+        ("hosts = ['a', 'b']\nbind = '10.0.0.5'", [Island(["a"]), Island(["b"])]),
+    ],
+)
+def test_configuration_reads_islands(write, text, islands):
+    assert read(write(text)).settings.islands == tuple(islands)
+
+
+@pytest.mark.process
+@pytest.mark.quick
+def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
+    assert read(write("launcher = 'ray'\naddress = 'auto'\n[[islands]]")).settings == Settings(
+        (Island(),), bind="127.0.0.1", launcher="ray", address="auto"
+    )
+    joined = read(
+        write("launcher = 'join'\nsecret_file = 's'\nbind = '10.0.0.5'\nports = [7000, 7009]\nhosts = 3")
+    )
+    assert joined.settings.secret_file == str(tmp_path / "s")
+    write_scontrol(tmp_path, monkeypatch, {"n[1-2]": ["n1", "n2"]})
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    slurm = read(write("launcher = 'slurm'\nbind = '10.0.0.5'"))
+    assert [island.hosts for island in slurm.settings.islands] == [("n1",), ("n2",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "islands: expected [[islands]] with count, hosts and others, or hosts"),
+        ("[[islands]", "not TOML: "),
+        (b"\xff", "not TOML: "),
+        ("hosts = " + "[" * 5000, "not TOML: "),
+        ("hosts = 2\nhartbeat = 5", "hartbeat: unknown key; did you mean heartbeat?"),
+        ("[[islands]]\ncout = 2", "islands[0].cout: unknown key; did you mean count?"),
+        ("hosts = 2\nxyz = 5", "xyz: unknown key; expected some of ahead, heartbeat, "),
+        ("hosts = 2\ncpu_devices = 5", "cpu_devices: unknown key; devices_per_host is the number"),
+        ("hosts = 0", "hosts = 0: expected a number of hosts, or a list of names of machines"),
+        ("hosts = true", "hosts = true: expected a number of hosts"),
+        ("hosts = 100000000000", "hosts = 100000000000: expected a number of hosts"),
+        ("hosts = ['a', 1]", 'hosts = ["a", 1]: expected a number of hosts'),
+        ("hosts = ['-o']\nbind = '1.1.1.1'", "hosts: '-o' is not the name of a machine"),
+        ("hosts = ['a']", "hosts=['a']: expected bind=, the address of this machine"),
+        ("hosts = 1\n[[islands]]", "hosts: expected in each of [[islands]]"),
+        ("devices_per_host = 1\n[[islands]]", "devices_per_host: expected in each of [[islands]]"),
+        ("[islands]\ncount = 2", 'islands = {"count": 2}: expected tables [[islands]]'),
+        ("[[islands]]\ncount = 2.0", "islands[0].count = 2.0: expected a whole number from 1 to 65536"),
+        ("[[islands]]\ncount = 65536\nhosts = 2", "islands: more than 65536 hosts"),
+        ("[[islands]]\nhosts = ['a', 'a']", "islands[0]: hosts: 'a' is named more than once"),
+        ("[[islands]]\n[[islands]]\ncores = 'x'", 'islands[1].cores = "x": expected a whole number'),
+        (
+            "[[islands]]\nspares = -1",
+            "islands[0].spares = -1: expected a number of spare workers from 0 to 256",
+        ),
+        (
+            "hosts = ['a']\nbind = '1.1.1.1'\nspares = 1",
+            "spares=1: spare workers are children of this process",
+        ),
+        ("launcher = 'rey'\n[[islands]]", "launcher = \"rey\": expected one of 'ray', 'slurm', 'join'"),
+        ("launcher = 'ray'\nhosts = 2", "hosts: with launcher = 'ray' expected in each of [[islands]]"),
+        ("launcher = 'slurm'", "connect('slurm'): SLURM_JOB_NODELIST is not set"),
+        (
+            "launcher = 'join'\nhosts = 2",
+            "secret_file: it is required by launcher = 'join', and only allowed with it",
+        ),
+        ("launcher = 'join'\nsecret_file = 's'\nhosts = 2", "launcher: with 'join' expected bind and ports"),
+        ("address = '10.0.0.5:7070'\nhosts = 2", "address: it is for Ray clusters"),
+        ("listen = '10.0.0.5'\nhosts = 2", 'listen = "10.0.0.5": expected an address and a port, as in'),
+        ("listen = 'x:99999'\nhosts = 2", 'listen = "x:99999": expected an address and a port'),
+        ("policy = 'fare'\nhosts = 2", "policy = \"fare\": expected one of 'fair', 'fifo'"),
+        ("hosts = 2\nheartbeat = '5'", 'heartbeat = "5": expected at least one second'),
+        ("hosts = 2\nheartbeat = 1" + "0" * 400, "heartbeat = 1000"),
+        ("hosts = 2\nstep_deadline = 0", "step_deadline = 0: expected seconds, or false for never"),
+        ("hosts = 2\nports = [9]", "ports = [9]: expected a first and a last port"),
+        ("hosts = 2\nstart = ''", 'start = "": expected a text'),
+        ("hosts = 2\nstart = 'x'", "start='x': expected {host}"),
+        ("hosts = 2\n[clients.ann]\nweight = 0", "clients.ann.weight = 0: expected a number from 0.001 to"),
+        ("hosts = 2\n[clients.ann]\nweight = nan", "clients.ann.weight = NaN: expected a number"),
+        ("hosts = 2\n[clients.ann]\nwait = 1", "clients.ann.wait: unknown key; did you mean weight"),
+        ("hosts = 2\nclients.ann = 2", "clients.ann = 2: expected a table [clients.NAME]"),
+        ("hosts = 2\n[clients.'a b']", "clients: 'a b' is not a name of a client: expected letters"),
+    ],
+)
+def test_configuration_reports_invalid_files_in_one_line(write, monkeypatch, text, message):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    path = write(text)
+    with pytest.raises(ConfigurationError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_configuration_reads_files_of_the_manual(write, tmp_path):
+    lab = read(f"{pages.ROOT}/docs/cluster/lab.toml")
+    assert [len(island.machines) for island in lab.settings.islands] == [4, 4, 1]
+    assert lab.weights == {"training": 3.0}
+    (block,) = pages.blocks("docs/many_clients.md", "toml")
+    assert read(write(block.text)).settings == Settings((Island(1, 4), Island(1, 4)))
+    kubernetes = (pages.ROOT / "docs/cluster/service.yaml").read_text()
+    text = kubernetes.partition("lab.toml: |\n")[2].partition("---")[0]
+    assert read(write(textwrap.dedent(text))).token == Path("/secrets/token")
+
+
+def test_configuration_reports_a_missing_file(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"lab.toml: No such file or directory$"):
+        read(f"{tmp_path}/lab.toml")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_configuration_reports_errors_of_mutated_files(write, seed):
+    chance = random.Random(seed)
+    for _ in range(150):
+        text = bytearray(FULL.encode())
+        for _ in range(chance.randrange(1, 5)):
+            at = chance.randrange(len(text))
+            piece = chance.choice([b"", b"-1", b"[", b'"', b"\n", b"9" * 30, b"=", b"\xc3", b"true", b"."])
+            text[at : at + chance.randrange(4)] = piece
+        with contextlib.suppress(ConfigurationError):
+            read(write(bytes(text)))
