@@ -18,14 +18,7 @@ from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, ResultArray
 from pathways.runtime.hosts.protocol.programs import ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import shard_indices
-from pathways.runtime.plan.block_rows import (
-    Bounds,
-    Rows,
-    block_name,
-    blocks_in,
-    common_bounds,
-    rows_within,
-)
+from pathways.runtime.plan.block_rows import Bounds, Rows, block_name, blocks_in, common_bounds, rows_within
 from pathways.runtime.resilience.records import Blocks, Holdings
 
 

@@ -23,12 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.effects import AttachGang, Effect, Log, RequestExit, RestartGang
-from pathways.runtime.control.records.errors import (
-    ClusterClosedError,
-    Failure,
-    HostLeavingError,
-    lost,
-)
+from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostLeavingError, lost
 from pathways.runtime.control.records.events import (
     ExitOverdue,
     GangClosed,

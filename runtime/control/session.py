@@ -87,10 +87,7 @@ class Session[Program, Workers, Location](abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self,
-        program: Program,
-        arguments: Mapping[int, Sequence[int]],
-        producers: Sequence[Step | None] = (),
+        self, program: Program, arguments: Mapping[int, Sequence[int]], producers: Sequence[Step | None] = ()
     ) -> Step:
         """Issues a step, for which there is room: one message to each host, to all of them before any answer.
 

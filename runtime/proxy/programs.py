@@ -21,13 +21,7 @@ from pathways.runtime.bundle.program import custom_calls, problem_of
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.compile_process import Cancellation
 from pathways.runtime.proxy.compiled_program import CompiledProgram
-from pathways.runtime.proxy.devices import (
-    DTYPES,
-    ArrayPlacement,
-    ArraySpec,
-    ServedDevices,
-    checked_shape,
-)
+from pathways.runtime.proxy.devices import DTYPES, ArrayPlacement, ArraySpec, ServedDevices, checked_shape
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
 from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard

@@ -61,12 +61,7 @@ from pathways.runtime.resilience.phases import (
     StepsRunning,
     WaitingForIslands,
 )
-from pathways.runtime.resilience.records import (
-    RecoveryPolicy,
-    ReplicaTopology,
-    StoredVersion,
-    VersionKey,
-)
+from pathways.runtime.resilience.records import RecoveryPolicy, ReplicaTopology, StoredVersion, VersionKey
 from pathways.runtime.resilience.recovery import Recovery, Unrecoverable, plan_recovery
 from pathways.runtime.resilience.version_manager import VersionManager
 from pathways.runtime.resilience.versions import StateVersion

@@ -27,10 +27,7 @@ def place_own_copies(holdings: Holdings, hosts: Mapping[int, HostPlace]) -> dict
 
 
 def place_buddy_copies(
-    copies: Holdings,
-    present: Collection[int],
-    hosts: Mapping[int, HostPlace],
-    leaving: Collection[int] = (),
+    copies: Holdings, present: Collection[int], hosts: Mapping[int, HostPlace], leaving: Collection[int] = ()
 ) -> dict[Transfer, Blocks]:
     """Returns the copies that have to be added so that no block is on one island, or on islands that leave.
 

@@ -73,7 +73,7 @@ class MemoryAccount:
         if self.limit is not None and self._settle() + size > self.limit:
             raise ResourceError(
                 f"out of memory: {size} bytes are needed, and {self._used} of the server's {self.limit} are "
-                "in use; free arrays, or start the server with a larger --max-memory",
+                "in use; free arrays, or start the server with a larger --max-memory"
             )
 
     def _settle(self) -> int:

@@ -69,10 +69,7 @@ class ControlRequestHandler:
     """
 
     def __init__(
-        self,
-        workers: WorkerCluster,
-        on_loaded: LoadCallback,
-        unload: Callable[[ServedClient, int], None],
+        self, workers: WorkerCluster, on_loaded: LoadCallback, unload: Callable[[ServedClient, int], None]
     ) -> None:
         self._workers = workers
         self._core = workers.core

@@ -7,13 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
-from pathways.runtime.hosts.protocol.messages import (
-    Failed,
-    Fetch,
-    MessageError,
-    StartTrace,
-    StopTrace,
-)
+from pathways.runtime.hosts.protocol.messages import Failed, Fetch, MessageError, StartTrace, StopTrace
 from pathways.runtime.service.protocol.service_messages import (
     ForHost,
     FromHost,

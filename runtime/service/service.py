@@ -46,19 +46,11 @@ from pathways.runtime.hosts.protocol.messages import (
     RunTimes,
 )
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
-from pathways.runtime.resources.status import (
-    ClientStatus,
-    ServiceStatus,
-)
+from pathways.runtime.resources.status import ClientStatus, ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.admission import Admission
 from pathways.runtime.service.control_requests import ControlRequestHandler
-from pathways.runtime.service.island_views import (
-    changes_since,
-    client_status,
-    island_facts,
-    island_status,
-)
+from pathways.runtime.service.island_views import changes_since, client_status, island_facts, island_status
 from pathways.runtime.service.protocol.service_messages import (
     AdmissionDenied,
     FromHost,
@@ -70,11 +62,7 @@ from pathways.runtime.service.protocol.service_messages import (
     StepRefusedNotice,
 )
 from pathways.runtime.service.relayed_calls import RelayedCalls
-from pathways.runtime.service.relayed_replies import (
-    cancel_fetches,
-    cancel_lost_fetches,
-    start_fetch,
-)
+from pathways.runtime.service.relayed_replies import cancel_fetches, cancel_lost_fetches, start_fetch
 from pathways.runtime.service.relaying.array_sender import ArraySender, Sender
 from pathways.runtime.service.relaying.incoming_arrays import IncomingArrays
 from pathways.runtime.service.relaying.relayed_traces import RelayedTraces

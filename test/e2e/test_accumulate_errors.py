@@ -117,8 +117,7 @@ def test_accumulate_refuses_scalar_in_batch(run):
 
 def test_accumulate_refuses_call_without_batch(run):
     with refused(
-        ValueError,
-        "'total': no batch to cut: called with 1 positional arguments, and all but the first are",
+        ValueError, "'total': no batch to cut: called with 1 positional arguments, and all but the first are"
     ):
         run(pw.accumulate(total, 2), W)
     with refused(ValueError, "no batch to cut: called with 1 positional arguments"):

@@ -188,10 +188,7 @@ def test_bundle_takes_trees_by_the_names_of_their_leaves(model, expected):
         (lambda args, kwargs: (args[:1], kwargs), r"takes 2 positional arguments \(state, batch\), got 1"),
         (lambda args, kwargs: (args, {"key": kwargs["key"]}), "needs an argument scale"),
         (lambda args, kwargs: (args, {**kwargs, "extra": 1}), "does not take an argument extra"),
-        (
-            lambda args, kwargs: ((args[0], {**args[1], "z": 1}), kwargs),
-            "does not take an argument batch",
-        ),
+        (lambda args, kwargs: ((args[0], {**args[1], "z": 1}), kwargs), "does not take an argument batch"),
         (
             lambda args, kwargs: ((args[0], {**args[1], "x": np.zeros((8, 31), np.float32)}), kwargs),
             r"compiled for batch\.x of type float32\[8,32\], got float32\[8,31\]",

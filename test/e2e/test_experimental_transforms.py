@@ -201,9 +201,7 @@ def test_checkify_on_hosts(shared_workers):
 
 
 @pytest.mark.parametrize(
-    "around",
-    [lambda f: f, lambda f: jax.grad(lambda x: f(x).sum()), jax.jit],
-    ids=["alone", "grad", "jit"],
+    "around", [lambda f: f, lambda f: jax.grad(lambda x: f(x).sum()), jax.jit], ids=["alone", "grad", "jit"]
 )
 def test_jet_around_placed_calls(around: Fun):
     def build(on_s0, on_s1):

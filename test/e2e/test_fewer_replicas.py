@@ -249,10 +249,7 @@ def test_fewer_replicas_take_no_compile(monkeypatch: pytest.MonkeyPatch, caplog)
         train(run, step, act)
     assert not loads
     switches = [record.message for record in caplog.records if "resuming" in record.message]
-    assert [message.partition(", with ")[2] for message in switches] == [
-        "3 of 4 replicas",
-        "4 of 4 replicas",
-    ]
+    assert [message.partition(", with ")[2] for message in switches] == ["3 of 4 replicas", "4 of 4 replicas"]
     # The island came back without a loss, so no step is run again.
     assert switches[1].endswith("in memory, 0 steps are run again, with 4 of 4 replicas")
 

@@ -27,10 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
 ISLANDS = [pw.Island(devices_per_host=2), pw.Island(devices_per_host=2), pw.Island(hosts=2)]
 OPTIONS = pw.HostOptions(heartbeat=3)
-BATCH = {
-    "x": np.zeros((8, 4), np.float32),
-    "y": (np.zeros(8, np.int32), {"z": np.zeros(8, np.int32)}),
-}
+BATCH = {"x": np.zeros((8, 4), np.float32), "y": (np.zeros(8, np.int32), {"z": np.zeros(8, np.int32)})}
 
 
 class Pair(NamedTuple):

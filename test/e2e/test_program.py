@@ -557,11 +557,7 @@ class Tensor(WithArray):
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (
-            np.arange(3).astype(">f4"),
-            TypeError,
-            r"an array of dtype >f4, whose .* x\.astype\('float32'\)",
-        ),
+        (np.arange(3).astype(">f4"), TypeError, r"an array of dtype >f4, whose .* x\.astype\('float32'\)"),
         (np.array([None]), TypeError, "an array of dtype object, which JAX does not support"),
         (np.datetime64("2020"), TypeError, r"a number of dtype datetime64\[Y\], which JAX does not support"),
         (np.ma.masked_array(np.ones(3, np.float32)), TypeError, r"a MaskedArray: .* Use arr\.filled\(\)"),

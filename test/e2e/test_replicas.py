@@ -241,9 +241,7 @@ class TestResults:
             count, scale = state["count"] + 1, state["scale"] * 2
             return {"count": count, "scale": scale}, other(x * scale, one(x, x * count))
 
-        plain = jax.jit(
-            lambda state, x: layer(x * state["scale"] * 2, layer(x, x * (state["count"] + 1))),
-        )
+        plain = jax.jit(lambda state, x: layer(x * state["scale"] * 2, layer(x, x * (state["count"] + 1))))
         x = np.eye(WIDTH, dtype=np.float32)
         state, shown = {"count": 0, "scale": 1.0}, {"count": 0, "scale": 1.0}
         for n in range(3):

@@ -114,10 +114,7 @@ def test_resilient_training_survives_kills_in_islands_of_two_hosts(own_workers):
     source = batches()
     expected = undisturbed(step, state, source)
     with nothing_left(), pw.resilient(step, state, source, every=3) as run:
-        losses = {
-            5: lambda: kill(3),
-            10: lambda: (is_protected_again(run), run.lose("island0", memory=True)),
-        }
+        losses = {5: lambda: kill(3), 10: lambda: (is_protected_again(run), run.lose("island0", memory=True))}
         metrics = train(run, losses)
         assert_equal((metrics, jax.device_get(run.state)), expected)
 

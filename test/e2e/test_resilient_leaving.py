@@ -13,16 +13,7 @@ import jax
 import pytest
 from check import assert_equal
 from models import layer
-from resilient_training import (
-    KillsInCalls,
-    batches,
-    kill,
-    nothing_left,
-    stages,
-    train,
-    trainer,
-    undisturbed,
-)
+from resilient_training import KillsInCalls, batches, kill, nothing_left, stages, train, trainer, undisturbed
 
 import pathways as pw
 from pathways.compiler.resilience.host_store import HostStore

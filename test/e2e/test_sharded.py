@@ -125,12 +125,7 @@ def test_sharded_parameter_passes_sharding_to_gradient_state_and_activations():
     assert_sharding(value, P(), s1)
 
 
-UNEQUAL = [
-    ((2, 2), (4,)),
-    ((2,), (4,)),
-    ((3,), (2, 2)),
-    ((2, 2), (1,)),
-]
+UNEQUAL = [((2, 2), (4,)), ((2,), (4,)), ((3,), (2, 2)), ((2, 2), (1,))]
 
 
 def loss_between(first: Fun, second: Fun) -> Fun:

@@ -52,8 +52,7 @@ def random_step(layer: Callable[..., Any], seed: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "replicas", "devices"),
-    [(0, 2, 1), (1, 2, 2), (2, 3, 1), (3, 4, 2), (4, 2, 2), (5, 3, 1)],
+    ("seed", "replicas", "devices"), [(0, 2, 1), (1, 2, 2), (2, 3, 1), (3, 4, 2), (4, 2, 2), (5, 3, 1)]
 )
 def test_zero1_random_updates(seed: int, replicas: int, devices: int) -> None:
     slice = pw.make_virtual_device_set(replicas=replicas).add_slice((devices,), ("x",))

@@ -19,12 +19,7 @@ from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection
-from pathways.runtime.resources.status import (
-    ClientStatus,
-    IslandStatus,
-    ServiceStatus,
-    SharedHostStatus,
-)
+from pathways.runtime.resources.status import ClientStatus, IslandStatus, ServiceStatus, SharedHostStatus
 from pathways.runtime.service import daemon
 from pathways.runtime.service.sharing.scheduler import Policy
 

@@ -108,10 +108,7 @@ def _transfer(
     routes = [
         number
         for _ in range(count * sizes[target])
-        for number in (
-            draw(st.integers(0, len(pieces) - 1)),
-            draw(st.integers(0, sizes[places[0]] - 1)),
-        )
+        for number in (draw(st.integers(0, len(pieces) - 1)), draw(st.integers(0, sizes[places[0]] - 1)))
     ]
     body.append(
         f'{moved}:{count} = "pw.transfer"({", ".join(pieces)}) {{slice = @s{target}, '

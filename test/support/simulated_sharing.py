@@ -452,12 +452,7 @@ class DeviceTimers:
     """
 
     def __init__(
-        self,
-        weights: Sequence[float],
-        islands: int = 1,
-        *,
-        ahead: int = MAX_AHEAD,
-        is_timed: bool = False,
+        self, weights: Sequence[float], islands: int = 1, *, ahead: int = MAX_AHEAD, is_timed: bool = False
     ) -> None:
         self.now = 0.0
         self.core = Scheduler(islands, ahead)

@@ -74,11 +74,7 @@ class WorkerListener:
     """
 
     def __init__(
-        self,
-        core: SharedCore,
-        pool: WorkerPool,
-        loop: EventLoop,
-        sink: WorkerSink | None = None,
+        self, core: SharedCore, pool: WorkerPool, loop: EventLoop, sink: WorkerSink | None = None
     ) -> None:
         self._core = core
         self._pool = pool

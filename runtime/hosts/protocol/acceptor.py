@@ -147,11 +147,7 @@ def authenticate(connection: Connection[Any], handshake: ServerHandshake) -> Non
 
 
 def open_connection(
-    sock: socket.socket,
-    secret: bytes,
-    purpose: Purpose,
-    decode: Decode,
-    seconds: float = HANDSHAKE_SECONDS,
+    sock: socket.socket, secret: bytes, purpose: Purpose, decode: Decode, seconds: float = HANDSHAKE_SECONDS
 ) -> Connection[Any]:
     """Performs the client side of a handshake; returns the authenticated connection.
 

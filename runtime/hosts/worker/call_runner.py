@@ -26,13 +26,7 @@ from jax.sharding import NamedSharding
 from pathways.runtime.control.records.reports import CallReport
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.messages import (
-    Call,
-    Called,
-    CallFailure,
-    KeptArray,
-    ResultArray,
-)
+from pathways.runtime.hosts.protocol.messages import Call, Called, CallFailure, KeptArray, ResultArray
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.worker.array_store import (
     ELSEWHERE,

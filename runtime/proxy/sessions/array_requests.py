@@ -68,8 +68,7 @@ def _make_error_arrays(state: SessionState, body: Any, response: Any) -> None:
     valid = StatusCode(code) if code in StatusCode.__members__.values() and code else StatusCode.UNKNOWN
     error = StatusError(valid, body.error.message)
     state.put(
-        body.array_handles,
-        lambda: [ProxyArray(state.served.spec(spec), error) for spec in body.array_specs],
+        body.array_handles, lambda: [ProxyArray(state.served.spec(spec), error) for spec in body.array_specs]
     )
     response.array_handles.extend(body.array_handles)
 

@@ -52,11 +52,7 @@ class SessionState:
     """
 
     def __init__(
-        self,
-        number: int,
-        served: ServedDevices,
-        run: Run,
-        watch: Watch = lambda *_: contextlib.nullcontext(),
+        self, number: int, served: ServedDevices, run: Run, watch: Watch = lambda *_: contextlib.nullcontext()
     ) -> None:
         self.number = number
         self.served = served

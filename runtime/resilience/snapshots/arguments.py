@@ -27,8 +27,7 @@ CopyNumber = _Count
 HostNumber = _Count
 Position = _Count
 HostAddress = Annotated[
-    str,
-    Meta(pattern=r"\A[0-9a-fA-F.:]{2,45}:[0-9]{1,5}\Z", description="an IP address and a port"),
+    str, Meta(pattern=r"\A[0-9a-fA-F.:]{2,45}:[0-9]{1,5}\Z", description="an IP address and a port")
 ]
 # Without halves of surrogate pairs, which no message has.
 BlockName = Annotated[

@@ -78,15 +78,7 @@ def write_blocks(file: int, blocks: Iterable[StateBlock]) -> None:
         _write(file, view)
         _write(file, memoryview(bytes(_aligned(len(view)) - len(view))))
         records.append(
-            _BlockRecord(
-                block.name,
-                dtype.name,
-                array.shape,
-                block.index,
-                offset,
-                len(view),
-                _checksum(view),
-            )
+            _BlockRecord(block.name, dtype.name, array.shape, block.index, offset, len(view), _checksum(view))
         )
         offset += _aligned(len(view))
     table = msgspec.json.encode(records)

@@ -59,13 +59,7 @@ class SnapshotStreams:
       rate: limit on the bytes per second that are sent, by all streams together; None for no limit.
     """
 
-    def __init__(
-        self,
-        probes: Probes,
-        heartbeat: float,
-        open_blocks: OpenBlocks,
-        rate: float | None,
-    ) -> None:
+    def __init__(self, probes: Probes, heartbeat: float, open_blocks: OpenBlocks, rate: float | None) -> None:
         self._probes = probes
         self._heartbeat = heartbeat
         self._open_blocks = open_blocks

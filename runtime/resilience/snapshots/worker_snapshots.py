@@ -128,10 +128,7 @@ class _NewerVersions:
 
     def __contains__(self, key: object) -> bool:
         assert isinstance(key, VersionKey)
-        is_newer = self._newest is None or (key.attempt, key.step) > (
-            self._newest.attempt,
-            self._newest.step,
-        )
+        is_newer = self._newest is None or (key.attempt, key.step) > (self._newest.attempt, self._newest.step)
         return key in self._keys or is_newer
 
 

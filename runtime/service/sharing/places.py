@@ -53,16 +53,7 @@ class ClientService:
 class SharedIsland:
     """State of an island: its steps in flight, and the ready ones."""
 
-    __slots__ = (
-        "busy_until",
-        "claim",
-        "in_flight",
-        "ready",
-        "round_trip",
-        "used",
-        "virtual",
-        "work",
-    )
+    __slots__ = ("busy_until", "claim", "in_flight", "ready", "round_trip", "used", "virtual", "work")
 
     def __init__(self) -> None:
         self.in_flight: dict[QueuedStep, float] = {}

@@ -111,11 +111,7 @@ def test_bundle_keeps_the_old_file_when_a_write_fails(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [
-        (b"", "does not start like one"),
-        (b"PK\3\4", "truncated"),
-        (b"module {}", "does not start like one"),
-    ],
+    [(b"", "does not start like one"), (b"PK\3\4", "truncated"), (b"module {}", "does not start like one")],
 )
 def test_bundle_refuses_other_files(content, problem, tmp_path):
     path = tmp_path / "model.pwb"

@@ -38,10 +38,7 @@ def test_no_call_is_both_accepted_and_refused() -> None:
             "CustomSPMDPartitioning",
             "calls 'CustomSPMDPartitioning' (custom_partitioning: its functions are Python of the program)",
         ),
-        (
-            "tpu_custom_call",
-            "calls 'tpu_custom_call' (a kernel of Pallas or Triton is code of the program)",
-        ),
+        ("tpu_custom_call", "calls 'tpu_custom_call' (a kernel of Pallas or Triton is code of the program)"),
         (
             "their_code",
             "calls 'their_code', which is not a call of JAX itself: a foreign function (jax.ffi) is code",

@@ -282,9 +282,7 @@ def test_spare_core_kills_one_that_does_not_get_ready():
     spares.start_island()
     for seconds in (QUIET_SECONDS, WARM_SECONDS, 1.0):
         spares.pass_time(seconds)
-    assert spares.log == [
-        "a spare worker was not ready within 120 seconds; another one starts after 1 s",
-    ]
+    assert spares.log == ["a spare worker was not ready within 120 seconds; another one starts after 1 s"]
 
 
 def test_spare_core_gives_up():

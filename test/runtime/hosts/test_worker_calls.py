@@ -17,13 +17,7 @@ from hypothesis import strategies as st
 
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.messages import (
-    Call,
-    Called,
-    DeviceLayout,
-    KeptArray,
-    ResultArray,
-)
+from pathways.runtime.hosts.protocol.messages import Call, Called, DeviceLayout, KeptArray, ResultArray
 from pathways.runtime.hosts.worker.array_store import ELSEWHERE, ArrayStore, FailedArray
 from pathways.runtime.hosts.worker.call_runner import CallRunner
 

@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_client import (
-    MESSAGES,
-    Client,
-    compile_sum,
-    on_device,
-    over_devices,
-    over_rows,
-)
+from session_client import MESSAGES, Client, compile_sum, on_device, over_devices, over_rows
 
 
 def test_an_array_is_put_and_fetched(client: Client) -> None:

@@ -177,9 +177,7 @@ def test_a_request_that_waits_for_a_slice_that_is_lost_is_replied_to_at_once(
         max_size=20,
     )
 )
-def test_an_array_lives_until_its_slice_is_lost(
-    events: list[tuple[str, int]],
-) -> None:
+def test_an_array_lives_until_its_slice_is_lost(events: list[tuple[str, int]]) -> None:
     served = ServedDevices(jax.devices("cpu"), MESSAGES, slices=4)
     client = Client(served)
     lives: dict[int, bool] = {}

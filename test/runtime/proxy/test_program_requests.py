@@ -12,14 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from session_client import (
-    MESSAGES,
-    Client,
-    compile_sum,
-    compile_text,
-    module,
-    on_device,
-)
+from session_client import MESSAGES, Client, compile_sum, compile_text, module, on_device
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.runtime.proxy.devices import ServedDevices

@@ -119,11 +119,7 @@ def test_a_client_that_is_too_new(client: SocketClient) -> None:
     ("method", "code", "message"),
     [
         ("/some.Other/Call", 12, "calls of '/some.Other/Call' are not supported by the server"),
-        (
-            f"{SERVICE}IfrtSession",
-            3,
-            "the call has no header ifrt-proxy-grpc-ifrt-session-metadata-bin",
-        ),
+        (f"{SERVICE}IfrtSession", 3, "the call has no header ifrt-proxy-grpc-ifrt-session-metadata-bin"),
         (
             f"{SERVICE}HostBufferStore",
             3,

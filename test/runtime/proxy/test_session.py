@@ -11,14 +11,7 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import strategies
-from session_client import (
-    MESSAGES,
-    Client,
-    compile_text,
-    module,
-    on_device,
-    over_devices,
-)
+from session_client import MESSAGES, Client, compile_text, module, on_device, over_devices
 
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.sessions.replies import DeferredReply

@@ -30,10 +30,7 @@ from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.resilience.snapshots import snapshot_streams
 from pathways.runtime.resilience.snapshots import worker_snapshots as snapshots
 from pathways.runtime.resilience.snapshots.host_snapshots import HostSnapshots
-from pathways.runtime.resilience.snapshots.run_names import (
-    client_run_name,
-    run_name,
-)
+from pathways.runtime.resilience.snapshots.run_names import client_run_name, run_name
 from pathways.runtime.resources.process_identity import this_machine, this_process
 
 SECRET, RUN, KEY = b"s" * 32, run_name("0" * 32), (10, 1)
@@ -69,10 +66,7 @@ def array() -> jax.Array:
 
 
 def write(value: Any, copy: int = 1) -> None:
-    blocks: list[Any] = [
-        (0, 0, "w[0:4]", [[0, 4]], [[0, 4]]),
-        (0, 1, "w[4:8]", [[4, 8]], [[0, 4]]),
-    ]
+    blocks: list[Any] = [(0, 0, "w[0:4]", [[0, 4]], [[0, 4]]), (0, 1, "w[4:8]", [[4, 8]], [[0, 4]])]
     snapshots.write([value], run=RUN, key=KEY, copy=copy, names=["w"], blocks=blocks)
 
 
@@ -242,10 +236,7 @@ def test_worker_removes_runs_of_clients_that_disconnect(address, tmp_path):
         snapshots.open_run(run=RUN)
     snapshots._keep_clients(KeepClients((3,)))
     wait_until(lambda: len([*folder.iterdir()]) == 2)
-    assert {path.name for path in folder.iterdir()} == {
-        RUN,
-        client_run_name(this_process(), 3, "2" * 32),
-    }
+    assert {path.name for path in folder.iterdir()} == {RUN, client_run_name(this_process(), 3, "2" * 32)}
     snapshots._released.clear()
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pathways.runtime.hosts.protocol.frames import HEADER_BYTES, encode
-from pathways.runtime.resources.status import (
-    ClientStatus,
-    IslandStatus,
-    ServiceStatus,
-    SharedHostStatus,
-)
+from pathways.runtime.resources.status import ClientStatus, IslandStatus, ServiceStatus, SharedHostStatus
 from pathways.runtime.service.protocol.admin import StatusReply, decode_for_admin
 
 STATUS = ServiceStatus(

@@ -346,12 +346,7 @@ def test_scheduler_starves_no_step_of_two_islands_and_idles_none():
 
 @pytest.mark.parametrize(
     ("own", "other", "both", "steps"),
-    [
-        (0.2, 0.003, 0.003, 8),
-        (0.2, 0.003, 0.2, 8),
-        (0.02, 0.003, 0.003, 2),
-        (0.003, 0.003, 0.01, 8),
-    ],
+    [(0.2, 0.003, 0.003, 8), (0.2, 0.003, 0.2, 8), (0.02, 0.003, 0.003, 2), (0.003, 0.003, 0.01, 8)],
 )
 def test_scheduler_idles_no_island_for_a_step_that_waits_for_another(own, other, both, steps):
     timers = DeviceTimers((1, 1, 1), islands=2)
