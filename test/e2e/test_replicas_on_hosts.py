@@ -62,7 +62,7 @@ def test_replicas_on_hosts(own_or_attached_workers, hosts):
         wanted, expected = jax.jit(step_of([layer, layer]))(expected, batch)
         assert_close(value, wanted, 1e-5)
     assert_close(params, expected, 1e-5)
-    assert len(params[0]._copies) == 2
+    assert len(params[0].copies) == 2
 
     rows_of = functools.partial(apply, layers)
     predict = pw.program(lambda w, x: pw.accumulate(rows_of, 4, reduce="concat")(w, x))
@@ -81,7 +81,7 @@ def test_replicas_on_hosts(own_or_attached_workers, hosts):
         expected = jax.jit(momentum_of([scaled, scaled]))(*expected, batch)
     assert_close(state, expected, 1e-5)
     parts = {
-        (where.block.number, where.block.count, where.block.dim) for where in state[1][0]["scales"]._copies
+        (where.block.number, where.block.count, where.block.dim) for where in state[1][0]["scales"].copies
     }
     assert parts == {(0, 2, 1), (1, 2, 1)}
 

@@ -338,7 +338,7 @@ def _shards_agree(x: Any) -> bool:
 def _shards_on_hosts_agree(x: pw.Array) -> bool:
     """Returns whether all shards of an array on hosts equal a fetch of it."""
     fetched = x.fetch()
-    for location, number in x._copies.items():
+    for location, number in x.copies.items():
         whole = location.block.of(fetched)
         parts = shard_indices(whole.shape, location.placement)
         for host, positions in location.holders.items():

@@ -41,7 +41,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
 """
 
 MOST = 200
-"""More iterations than any of these loops has."""
+"""Iterations up to which the tests count: more than any loop of the first has that ends."""
 
 
 def parsed(text: str, **words: object) -> tuple[ir.Module, ir.OpView]:
@@ -121,7 +121,7 @@ def test_trip_count_counts_what_tests_in_other_types_see(start, end, step, facto
         while count <= MOST and int(np.array([value]).astype(dtype)[0] * dtype.type(factor)) < end:
             value, count = value + step, count + 1
     trips = trip_count_of(loop)
-    assert trips is None or trips.count == count
+    assert trips is None or min(trips.count, MOST + 1) == count
     # Nothing was narrowed.
     assert trips is not None or narrow != "i32" or count > MOST
 
