@@ -58,21 +58,26 @@ def serving(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def start_program(tmp_path: Path, program: str) -> subprocess.Popen[str]:
-    """Starts a program that uses the server at the socket `own/jax`."""
+@contextlib.contextmanager
+def start_program(tmp_path: Path, program: str) -> Iterator[subprocess.Popen[str]]:
+    """Starts a program that uses the server at the socket `own/jax`, and kills it if a test fails."""
     environment = {
         "JAX_PLATFORMS": "proxy",
         "JAX_BACKEND_TARGET": f"grpc://unix:{tmp_path}/own/jax",
         "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
     }
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program],
         env=os.environ | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
