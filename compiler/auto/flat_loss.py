@@ -309,7 +309,7 @@ def _is_float(variable: Variable) -> bool:
 
 
 def _late(nodes: Sequence[Node], learned: Iterable[Variable]) -> list[Node]:
-    """Returns the nodes; those that read no parameter (targets, masks) right before their first reader."""
+    """Returns the nodes; nodes without a parameter (targets, masks) stand right before their first reader."""
     trained = set(learned)
     makers = {v: node for node in nodes for v in node.results}
     moves = {n for n in nodes if not any(v in trained for v in (*n.reads, *n.results))}

@@ -293,7 +293,7 @@ def _number(value: Any) -> str:
 
 
 def _written(value: Any) -> str:
-    """Returns a parameter of a primitive as Python; raises ValueError if there is no way to write it."""
+    """Returns a parameter of a primitive as Python; raises ValueError if Python has no text for the value."""
     writers: list[tuple[Callable[[Any], bool], Callable[[Any], str]]] = [
         (lambda v: v is None or isinstance(v, (bool, int, str)), repr),
         (lambda v: isinstance(v, float), _number),

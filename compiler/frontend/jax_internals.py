@@ -447,7 +447,7 @@ def _partial_eval_placed_call(
     return merge_lists(unknown_outs, known_outs, out_tracers)
 
 
-# Not in the place of a rule of JAX itself, should a later release have one.
+# A rule of JAX itself, in a later release, keeps its place.
 pe.custom_partial_eval_rules.setdefault(_metadata.xla_metadata_call_p, _partial_eval_placed_call)
 
 

@@ -105,7 +105,7 @@ def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
 
 
 def _as_taken(argument: Any) -> tuple[tuple[int, ...], str]:
-    """Returns the shape and dtype of an argument for computations: of PRNG keys those of their words."""
+    """Returns the shape and dtype of an argument for computations; PRNG keys count as their words."""
     taken = jax.ShapeDtypeStruct(argument.shape, argument.dtype)
     if jax.dtypes.issubdtype(argument.dtype, jax.dtypes.prng_key):
         taken = jax.eval_shape(jax.random.key_data, taken)

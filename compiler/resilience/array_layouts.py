@@ -169,7 +169,7 @@ class ArrayLayout:
         return self.replicas.sharding(replicas)
 
     def blocks_of(self, sharding: jax.sharding.Sharding) -> Iterator[tuple[jax.Device, Rows, list[Rows]]]:
-        """Yields each device with the rows of its shard and those of the blocks that it consists of."""
+        """Yields each device with the rows of its shard, and the rows of the blocks of the shard."""
         for device, index in sharding.devices_indices_map(self.shape).items():
             shard = rows_of(index, self.shape)
             yield device, shard, blocks_in(shard, self.bounds)

@@ -108,7 +108,7 @@ class SliceOp(PwOp):
             emit(f"expected 1 to {MAX_DEVICES} replicas, got {self.replicas}")
         if self.replicas is not None and self.replica is not None:
             emit("has `replicas`, but is itself one `replica`")
-        # Replica 0 stands for itself: its slices are the ones that those of other replicas name.
+        # Replica 0 stands for itself: slices of other replicas name the slices of replica 0.
         if self.replica_of is not None and not self.replica:
             emit(f"is a replica of @{self.replica_of}, but has no other `replica` number")
 

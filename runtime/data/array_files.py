@@ -67,7 +67,7 @@ class ArrayFiles:
             future.exception()
 
     def open(self, spec: Any, **options: bool) -> Any:
-        """Returns the future of an array in files; `options` are those of `tensorstore.open`."""
+        """Returns the future of an array in files; `tensorstore.open` gets `options`."""
         self._opened.append(self._tensorstore.open(spec, context=self._context, **options))
         return self._opened[-1]
 
