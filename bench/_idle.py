@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandProgram, SlicePlace, SplitProgram
 
 
-def load_idle(controller: Client, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
+def load_idle(controller: HostSession, islands: int, name: str = "idle", hosts: int = 1) -> HostedProgram:
     """Returns a loaded program with an empty host program on each host of some islands."""
     program = idle_program(name, range(islands), hosts)
     return controller.load(program, lambda **_: empty_parts(program))

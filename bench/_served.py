@@ -23,7 +23,7 @@ from _cores import cpu_seconds, idle_seconds
 from _idle import empty_parts, idle_program
 from _timers import TimerHosts
 
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.launch.settings import Island, Settings
@@ -111,9 +111,9 @@ class ServedIslands:
         self._process.communicate()
         self._folder.cleanup()
 
-    def attach(self, name: str) -> Client:
+    def attach(self, name: str) -> HostSession:
         """Connects this process as a client."""
-        return Client(attach_at(self._place, _SECRET, Attachment("bench", name)))
+        return attach_at(self._place, _SECRET, Attachment("bench", name))
 
     def start(self, name: str, way: str, **settings: Any) -> subprocess.Popen[str]:
         """Starts a client in a process of its own; `way` is a key of `WAYS`."""
@@ -157,7 +157,7 @@ class ServedIslands:
         return *used, idle_seconds()
 
 
-def load(controller: Client, islands: Sequence[int], seconds: float) -> HostedProgram:
+def load(controller: HostSession, islands: Sequence[int], seconds: float) -> HostedProgram:
     """Returns a program whose steps occupy the devices of these islands for some time, if they are timers."""
     sizes = {len(controller.pool.gangs[n].hosts) for n in islands}
     program = idle_program(str(seconds), islands, *sizes)
@@ -208,12 +208,12 @@ def serve(arguments: str) -> None:
 def run_client(arguments: str) -> None:
     """Runs the process of a client."""
     config = json.loads(arguments)
-    controller = Client(attach_at(config["place"], _SECRET, Attachment("bench", config["name"])))
+    controller = attach_at(config["place"], _SECRET, Attachment("bench", config["name"]))
     with contextlib.suppress(BrokenPipeError):
         WAYS[config["way"]](controller, **config["settings"])
 
 
-def keep_busy(controller: Client, islands: Sequence[Sequence[int]], seconds: float) -> None:
+def keep_busy(controller: HostSession, islands: Sequence[Sequence[int]], seconds: float) -> None:
     """Requests steps on islands in turn, up to the limit of unfinished ones."""
     programs = [load(controller, own, seconds) for own in islands]
     print(flush=True)
@@ -222,7 +222,7 @@ def keep_busy(controller: Client, islands: Sequence[Sequence[int]], seconds: flo
             controller.run(program, dict.fromkeys(program.inputs, ()))
 
 
-def hold(controller: Client, arrays: int) -> None:
+def hold(controller: HostSession, arrays: int) -> None:
     """Holds some arrays on each island, and keeps steps in flight."""
     for gang in controller.pool.gangs:
         location = gang.location(DeviceLayout((0,), (1,), ("x",), ((),)))

@@ -20,7 +20,6 @@ from typing import Any
 from _cores import cpu_seconds, idle_seconds
 from _idle import load_idle
 
-from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -183,7 +182,7 @@ class TimedCluster:
         self.count = hosts
         self._hosts = TimerHosts(hosts)
         settings = Settings((Island(),) * hosts, options=HostOptions(ahead=ahead))
-        self._controller = Client(LocalSession(WorkerCluster(Starter(settings, self._hosts), settings)))
+        self._controller = LocalSession(WorkerCluster(Starter(settings, self._hosts), settings))
         self._arguments: dict[int, tuple[int, ...]] = dict.fromkeys(range(hosts), ())
 
     def __enter__(self) -> TimedCluster:
@@ -218,7 +217,7 @@ class TimedCluster:
     def _run(self, program: HostedProgram, count: int) -> None:
         for _ in range(count):
             last = self._controller.run(program, self._arguments)
-        self._controller.wait(last)
+        self._controller.wait_for_step(last)
 
 
 @dataclasses.dataclass(frozen=True)

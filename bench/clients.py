@@ -191,7 +191,7 @@ def without_work() -> Iterable[str]:
         program = load(client, [0, 1], 0.0)
 
         def step() -> None:
-            client.wait(client.run(program, {0: (), 1: ()}))
+            client.wait_for_step(client.run(program, {0: (), 1: ()}))
 
         through, alone = in_turn(clocked(step), clocked(own.step), STEPS)
         client.close()
@@ -208,7 +208,7 @@ def flood() -> Iterable[str]:
         program = load(client, [0], 0.0)
 
         def step() -> None:
-            client.wait(client.run(program, {0: ()}))
+            client.wait_for_step(client.run(program, {0: ()}))
 
         alone = typical(clocked(step), STEPS)
         served.start("floods", "keep", islands=[[1]], seconds=0.2)

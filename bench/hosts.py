@@ -40,7 +40,7 @@ from pipeline import Size, another_process, layer, loss_of_layer, step_of
 
 import pathways
 from pathways.runtime.clusters.connect import controller
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 
 BATCHES = 5
 WARM_UP = 5
@@ -144,13 +144,13 @@ class Idle:
     def __init__(self, count: int) -> None:
         found = controller()
         assert found is not None
-        self.controller: Client = found
+        self.controller: HostSession = found
         self.program = load_idle(self.controller, count)
         self.arguments: Mapping[int, tuple[int, ...]] = dict.fromkeys(range(count), ())
 
     def step(self) -> None:
         """Runs a step, until all hosts have reported that they issued it."""
-        self.controller.wait(self.controller.run(self.program, self.arguments))
+        self.controller.wait_for_step(self.controller.run(self.program, self.arguments))
 
     def steps(self, count: int) -> None:
         """Runs steps, as far ahead as possible."""

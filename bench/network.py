@@ -35,7 +35,7 @@ from lab import Lab
 from sessions import Session
 from workers_without_jax import ThreadLauncher
 
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -231,12 +231,12 @@ def busy(work: Callable[[], object]) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def run_steps(controller: Client, program: HostedProgram, count: int) -> None:
+def run_steps(controller: HostSession, program: HostedProgram, count: int) -> None:
     """Runs steps of a program without arguments, as far ahead as possible."""
     arguments: dict[int, tuple[int, ...]] = dict.fromkeys(program.outputs, ())
     for _ in range(count):
         last = controller.run(program, arguments)
-    controller.wait(last)
+    controller.wait_for_step(last)
 
 
 def controllers(rounds: int) -> Iterator[Row]:
@@ -259,7 +259,7 @@ def controller_seconds(islands: int, hosts: int, steps: int) -> float:
     """Returns the seconds of the controller's CPU for a host and step, for some islands of some hosts
     each."""
     settings = Settings((Island(hosts=hosts),) * islands)
-    controller = Client(LocalSession(WorkerCluster(Starter(settings, TimerHosts(islands * hosts)), settings)))
+    controller = LocalSession(WorkerCluster(Starter(settings, TimerHosts(islands * hosts)), settings))
     program = load_idle(controller, islands, "0", hosts)
     run_steps(controller, program, 10)
     # Heartbeats run all the time; hosts of one process reply to steps slowly.

@@ -278,5 +278,5 @@ def test_served_bench_timers_are_hosts_of_one_island(monkeypatch):
         client = islands.attach("client")
         program = served.load(client, [0, 1], 0.0)
         for _ in range(3):
-            client.wait(client.run(program, {0: (), 1: ()}))
+            client.wait_for_step(client.run(program, {0: (), 1: ()}))
         client.close()

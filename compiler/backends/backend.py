@@ -19,7 +19,7 @@ from pathways.compiler.lower.phases import ProgramError
 from pathways.dialect import make_context
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace, SplitProgram
@@ -70,7 +70,7 @@ class HostsLoader:
     It has the split program instead of the module: a loss changes workers, and not the devices of slices.
     """
 
-    def __init__(self, controller: Client, program: Scheduled) -> None:
+    def __init__(self, controller: HostSession, program: Scheduled) -> None:
         self._controller = controller
         self._plan = program.plan
         self._interface = program.interface
@@ -117,7 +117,9 @@ class HostsLoader:
         return self._split[key]
 
 
-def _load_hosted(controller: Client, program: Scheduled, bindings: Mapping[str, Binding]) -> HostedProgram:
+def _load_hosted(
+    controller: HostSession, program: Scheduled, bindings: Mapping[str, Binding]
+) -> HostedProgram:
     return HostsLoader(controller, program).load_hosted(bindings)
 
 
@@ -130,7 +132,7 @@ def _warn_of_unchecked_values() -> None:
     )
 
 
-def relocate_array(cluster: Client, array: Array, where: Location) -> None:
+def relocate_array(cluster: HostSession, array: Array, where: Location) -> None:
     """Brings an array to a location, from hosts to hosts, or through this process if replicas share it.
 
     Raises:

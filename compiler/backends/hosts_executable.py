@@ -16,7 +16,7 @@ from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature, is_type
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.array import Array, results_of
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.host_facts import HostFacts
@@ -46,7 +46,7 @@ class HostsExecutable(ProgramExecutable):
 
     def __init__(
         self,
-        controller: Client,
+        controller: HostSession,
         program: HostedProgram,
         plan: Plan,
         interface: Interface,
@@ -90,7 +90,7 @@ class HostsExecutable(ProgramExecutable):
     @property
     @override
     def is_restorable(self) -> bool:
-        return not self._controller.session.is_closed
+        return not self._controller.is_closed
 
     @override
     def load_again(self) -> HostsExecutable:
@@ -212,7 +212,7 @@ class HostsExecutable(ProgramExecutable):
 
     def execute(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are on their slices."""
-        controller, session, program = self._controller, self._controller.session, self._program
+        controller, program = self._controller, self._program
         # Another thread may donate them, too: before this call, which is an error, or after it.
         with controller.pool.order:
             arguments: dict[int, list[int]] = {}
@@ -224,10 +224,10 @@ class HostsExecutable(ProgramExecutable):
                     number = array.copies.get(location)
                     numbers.append(array.number_at(location) if number is None else number)
                     producers.append(array.steps.get(numbers[-1], array.step))
-            session.wait_for_room(program)
+            controller.wait_for_room(program)
             # Without a handle nothing would free a result.
             with uninterrupted():
-                step = session.run(program, arguments, producers)
+                step = controller.issue(program, arguments, producers)
                 for n in self._donated:
                     leaves[n].delete()
                 results = results_of(controller, step, self.interface.out_avals, self._results)

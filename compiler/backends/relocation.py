@@ -23,7 +23,7 @@ from pathways.dialect.attributes.shardings import make_mesh, make_sharding
 from pathways.dialect.verification.forms import PLACED
 from pathways.passes.pipeline import Options
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
@@ -47,7 +47,7 @@ An array that is sharded differently on its target's devices is moved between tw
 _MAX_LOADED = 64
 """Limit of loaded programs; the oldest are unloaded first."""
 
-_programs: weakref.WeakKeyDictionary[Client, dict[tuple[_Move, ...], _KeptProgram]] = (
+_programs: weakref.WeakKeyDictionary[HostSession, dict[tuple[_Move, ...], _KeptProgram]] = (
     weakref.WeakKeyDictionary()
 )
 """The loaded programs, by the moves that they do."""
@@ -88,13 +88,13 @@ class _Move:
 class _KeptProgram:
     """Program that is unloaded when it is no longer used."""
 
-    def __init__(self, controller: Client, program: HostedProgram) -> None:
+    def __init__(self, controller: HostSession, program: HostedProgram) -> None:
         self.program = program
         weakref.finalize(self, controller.unload, program).atexit = False
 
 
 def relocate(
-    controller: Client, load: Load, wanted: Sequence[tuple[Array, Array, Location]]
+    controller: HostSession, load: Load, wanted: Sequence[tuple[Array, Array, Location]]
 ) -> list[tuple[Array, Array, Location]]:
     """Copies arrays to other locations, shard to shard; does not block.
 
@@ -121,7 +121,7 @@ def relocate(
     return [each for each, move in zip(wanted, moves, strict=True) if move is None]
 
 
-def _loaded(controller: Client, load: Load, moves: tuple[_Move, ...]) -> _KeptProgram:
+def _loaded(controller: HostSession, load: Load, moves: tuple[_Move, ...]) -> _KeptProgram:
     with _lock:
         found = _programs.get(controller, {}).get(moves)
     if found is not None and found.program.is_ready():
@@ -138,7 +138,9 @@ def _loaded(controller: Client, load: Load, moves: tuple[_Move, ...]) -> _KeptPr
         return known[moves]
 
 
-def _run(controller: Client, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> None:
+def _run(
+    controller: HostSession, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]
+) -> None:
     # Another thread may donate them, too: before this, which is an error, or after it.
     with controller.pool.order:
         arguments = {
@@ -146,10 +148,10 @@ def _run(controller: Client, program: HostedProgram, going: Sequence[tuple[Array
             for island, ports in program.inputs.items()
         }
         producers = [array.step_at(move.source) for array, _, move in going]
-        controller.session.wait_for_room(program)
+        controller.wait_for_room(program)
         # Without a handle nothing would free a result.
         with uninterrupted():
-            step = controller.session.run(program, arguments, producers)
+            step = controller.issue(program, arguments, producers)
             for ports in program.outputs.values():
                 for position, port in enumerate(ports):
                     _, copy, move = going[port.number]

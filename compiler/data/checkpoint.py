@@ -31,7 +31,7 @@ from pathways.compiler.data.saving import PendingSave, Saving, save_error
 from pathways.compiler.stages import Bound
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.worker.call_runner import holds
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
@@ -351,7 +351,7 @@ def _folder(path: str | os.PathLike[str]) -> Any:
     return folder if "://" in os.fspath(path) else folder.absolute()
 
 
-def _hosts_for(path: str | os.PathLike[str]) -> Client | None:
+def _hosts_for(path: str | os.PathLike[str]) -> HostSession | None:
     """Returns the hosts that read and write a path themselves; None for storage other than files."""
     return None if "://" in os.fspath(path) else controller()
 
@@ -423,7 +423,7 @@ def _text(data: Any) -> str:
         raise TypeError(f"pw.checkpoint: the position of {kind} is not JSON: {error}") from None
 
 
-def _saved(hosts: Client | None, path: Any, leaf: Any) -> Any:
+def _saved(hosts: HostSession | None, path: Any, leaf: Any) -> Any:
     """Returns a leaf as Orbax accepts it, or as hosts do that write it themselves."""
     where = f"pw.checkpoint: state{jax.tree_util.keystr(path)}"
     if isinstance(leaf, Array | jax.Array) and leaf.is_deleted():
@@ -447,7 +447,7 @@ def _saved(hosts: Client | None, path: Any, leaf: Any) -> Any:
     raise TypeError(f"{where} is a {type(leaf).__name__}, not an array or a number")
 
 
-def _request_for(hosts: Client | None, leaf: Any) -> Any:
+def _request_for(hosts: HostSession | None, leaf: Any) -> Any:
     """Returns the request to Orbax for a leaf."""
     on_hosts = wanted_on_hosts(leaf, hosts)
     if on_hosts is not None:

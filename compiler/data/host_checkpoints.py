@@ -24,7 +24,7 @@ from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.data import checkpoints
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import ResultArray
@@ -74,7 +74,7 @@ class SnapshotVersion:
       module: the module of workers whose `map_blocks` maps its blocks for a save.
     """
 
-    controller: Client
+    controller: HostSession
     run: str
     key: tuple[int, int]
     module: str
@@ -136,7 +136,7 @@ class RestoredLeaf:
     """
 
     aval: Any
-    controller: Client
+    controller: HostSession
     locations: tuple[Location, ...]
 
     def put(self, value: np.ndarray[Any, Any]) -> Array:
@@ -169,7 +169,7 @@ class HostSave:
       RuntimeError: an array was deleted.
     """
 
-    def __init__(self, controller: Client, arrays: Sequence[Array], names: Sequence[str]) -> None:
+    def __init__(self, controller: HostSession, arrays: Sequence[Array], names: Sequence[str]) -> None:
         self._controller = controller
         self._name = f"pathways-{secrets.token_hex(8)}"
         self._lane = next(lanes)
@@ -413,7 +413,7 @@ def arrays_read_by_hosts(
     return arrays
 
 
-def _failures(controller: Client, calls: Sequence[FunctionCall]) -> list[Exception]:
+def _failures(controller: HostSession, calls: Sequence[FunctionCall]) -> list[Exception]:
     """Returns the errors of calls that have all finished."""
     failures: list[Exception] = []
     for call in calls:
@@ -448,7 +448,7 @@ def _is_cut_as(where: Location, other: Location) -> bool:
     return (where.block.count, where.block.dim) == (other.block.count, other.block.dim)
 
 
-def wanted_on_hosts(leaf: Any, controller: Client | None) -> RestoredLeaf | None:
+def wanted_on_hosts(leaf: Any, controller: HostSession | None) -> RestoredLeaf | None:
     """Returns the request to Orbax for a leaf that is restored on hosts; None for others."""
     if controller is None:
         return None
@@ -470,7 +470,7 @@ def wanted_on_hosts(leaf: Any, controller: Client | None) -> RestoredLeaf | None
     return RestoredLeaf(aval, controller, tuple(locations))
 
 
-def is_written_there(leaf: Any, controller: Client | None) -> bool:
+def is_written_there(leaf: Any, controller: HostSession | None) -> bool:
     """Returns whether hosts write a leaf themselves; typed PRNG keys are small, and the file format lacks
     them."""
     if controller is None or not isinstance(leaf, Array) or not leaf.is_of(controller):
@@ -478,7 +478,7 @@ def is_written_there(leaf: Any, controller: Client | None) -> bool:
     return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) and _is_even(leaf)
 
 
-def saved_by_hosts(tree: Any, controller: Client | None) -> tuple[Any, HostSave | None]:
+def saved_by_hosts(tree: Any, controller: HostSession | None) -> tuple[Any, HostSave | None]:
     """Copies the arrays of a tree that hosts write themselves; returns the tree with stand-ins for them.
 
     A tree with arrays of a version in the memory of hosts has no other ones that hosts write.

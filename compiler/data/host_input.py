@@ -33,7 +33,7 @@ from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.data import batches as worker_batches
 from pathways.runtime.data.batches import InputEnded, Rows, checked, open_rows, row_leaves
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import ResultArray
@@ -197,7 +197,7 @@ class _BatchesOnHosts(InputBatches):
       *of_all: see `InputBatches`.
     """
 
-    def __init__(self, controller: Client, is_ahead: bool, *of_all: Any) -> None:
+    def __init__(self, controller: HostSession, is_ahead: bool, *of_all: Any) -> None:
         super().__init__(*of_all)
         self._is_ahead = is_ahead
         self._requested: collections.deque[_RequestedBatch] = collections.deque()

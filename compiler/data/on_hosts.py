@@ -25,7 +25,7 @@ from pathways.runtime.control.records.errors import CallFailedError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.data.batches import InputEnded
 from pathways.runtime.hosts.client.array import Array, results_of
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
@@ -112,7 +112,7 @@ class FunctionOnHosts(ProcessBound):
         plain_values.encode(state, "the position")
         self._state = state
 
-    def _start(self, hosts: Client, leaves: list[Any], text: bytes) -> HostCall:
+    def _start(self, hosts: HostSession, leaves: list[Any], text: bytes) -> HostCall:
         assert self.devices is not None
         outputs, structure = self.results()
         bindings = bind(self.devices.replicas, program=self.name)
@@ -209,7 +209,7 @@ class HostCall(abc.ABC):
 
 class _RemoteCall(HostCall):
     def __init__(
-        self, name: str, hosts: Client, calls: Sequence[FunctionCall], tree: Any, *, is_value: bool
+        self, name: str, hosts: HostSession, calls: Sequence[FunctionCall], tree: Any, *, is_value: bool
     ) -> None:
         self._name = name
         self._hosts = hosts
@@ -367,7 +367,7 @@ def layout_of(binding: Binding, spec: PartitionSpec, ndim: int) -> DeviceLayout:
     return DeviceLayout(ids, binding.shape, binding.axis_names, dims_of(spec, ndim))
 
 
-def gang_of(hosts: Client, binding: Binding) -> HostGang:
+def gang_of(hosts: HostSession, binding: Binding) -> HostGang:
     """Returns the workers of the island that a slice is on.
 
     Raises:
@@ -393,7 +393,7 @@ def call_of(
     outputs: tuple[ResultArray, ...] | None,
     structure: bytes = b"null",
 ) -> Call:
-    """Returns a call as hosts receive it, except for the fields that `Client.call` sets.
+    """Returns a call as hosts receive it, except for the fields that `HostSession.call` sets.
 
     Args:
       function: its import path.
@@ -430,7 +430,7 @@ def _ndim(aval: Any) -> int:
     return int(jax.eval_shape(jax.random.key_data, aval).ndim if _is_key(aval) else aval.ndim)
 
 
-def values_of(hosts: Client, call: FunctionCall) -> list[Any]:
+def values_of(hosts: HostSession, call: FunctionCall) -> list[Any]:
     """Returns the value of each host, when all of them have finished.
 
     Raises:
@@ -454,7 +454,7 @@ def values_of(hosts: Client, call: FunctionCall) -> list[Any]:
 
 
 def _at(
-    hosts: Client, leaf: Any, gang: HostGang, binding: Binding, *, is_replica: bool
+    hosts: HostSession, leaf: Any, gang: HostGang, binding: Binding, *, is_replica: bool
 ) -> tuple[Array, Location]:
     """Returns an array on a slice, and its location there; transferred there if it is elsewhere.
 

@@ -34,7 +34,7 @@ from pathways.compiler.resilience.version_records import RecordedVersion, Versio
 from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.resilience.effects import RestoreState
@@ -133,7 +133,7 @@ class HostStore(SnapshotStore):
       client: the client of the hosts, of this process or of a service.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: HostSession) -> None:
         self._client = client
         self._run = run_name(secrets.token_hex(16))
         self._recorder = VersionRecorder()
@@ -165,7 +165,7 @@ class HostStore(SnapshotStore):
           HostError: a host was lost.
         """
         # What clients of a service have left is removed when they disconnect.
-        if run is not None and self._client.session.owns_workers:
+        if run is not None and self._client.owns_workers:
             self._run, self.outlives = run, True
         gangs = self._client.pool.current(range(len(self._islands)))
         self._islands = [_KnownIsland(gang) for gang in gangs]
@@ -297,7 +297,7 @@ class HostStore(SnapshotStore):
             return
         folder = self._space[min(hosts)]["folder"]
         option = "HostOptions(snapshot_folder=)"
-        if not self._client.session.owns_workers:
+        if not self._client.owns_workers:
             option = "snapshot_folder in the file of the cluster"
         hosts_named = ", ".join(f"host {host}" for host in sorted(hosts))
         raise SnapshotError(
@@ -603,7 +603,7 @@ class HostStore(SnapshotStore):
 
         Those that start are not used before `return_island`, unless the island is to return by itself.
         """
-        if not self._client.session.owns_workers:
+        if not self._client.owns_workers:
             raise RuntimeError(
                 "pw.resilient: run.lose kills workers, which other clients of the service use, too; to try a "
                 "loss, kill a worker of a service of your own: pw.status() has their process ids"
@@ -632,7 +632,7 @@ class HostStore(SnapshotStore):
     def poll(self) -> list[ResilienceEvent]:
         # Threads of their own notice losses; this reads the answers of calls.
         if self._pending:
-            self._client.session.poll()
+            self._client.poll()
         # Losses first: they explain what else fails.
         events = self._poll_islands()
         for one in [*self._pending]:
@@ -694,12 +694,12 @@ class HostStore(SnapshotStore):
     def _allow_leave(self, gang: HostGang) -> None:
         if gang in self._delayed:
             self._delayed.remove(gang)
-            self._client.session.allow_leave(gang)
+            self._client.allow_leave(gang)
 
     def _open_island(self, gang: HostGang) -> FunctionCall:
         if gang not in self._delayed:
             self._delayed.add(gang)
-            self._client.session.delay_leave(gang)
+            self._client.delay_leave(gang)
         return self._call("open_run", gang, [host.index for host in gang.hosts], self._memory_lane, {})
 
     def _on_opened(
@@ -752,7 +752,7 @@ class HostStore(SnapshotStore):
     def _wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
         """Waits until a condition holds, at most some seconds."""
         deadline = time.monotonic() + seconds
-        self._client.session.wait(lambda: is_done() or time.monotonic() >= deadline, seconds)
+        self._client.wait(lambda: is_done() or time.monotonic() >= deadline, seconds)
 
     @override
     def close(self, *, keeps: bool) -> None:
@@ -767,7 +767,7 @@ class HostStore(SnapshotStore):
                 self._client.wait_for_call(call)
         for gang in [*self._delayed]:
             self._allow_leave(gang)
-        if not self._client.session.owns_workers:
+        if not self._client.owns_workers:
             # The service removes what lost workers have left.
             return
         # Of hosts that have no workers now, where this process can.

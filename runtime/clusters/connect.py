@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Never
 
-from pathways.runtime.hosts.client.client import Client
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -29,7 +28,7 @@ from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
 from pathways.runtime.xla.tracebacks import boundary
 
 _lock = threading.RLock()
-_controller: Client | None = None
+_controller: HostSession | None = None
 _requested: Settings | Attachment | None = None
 """Settings of `_controller`."""
 
@@ -174,8 +173,8 @@ def disconnect() -> None:
         devices.process_cluster.disconnect()
 
 
-def controller() -> Client | None:
-    """Returns the client of the workers that programs run on; None if they run in this process."""
+def controller() -> HostSession | None:
+    """Returns the session with the workers that programs run on; None if they run in this process."""
     return _controller
 
 
@@ -190,9 +189,9 @@ def _connect(requested: Settings | Attachment) -> Cluster:
     if isinstance(requested, Settings):
         started = _started(requested)
     else:
-        started = client_of(attaching.attach(requested))
+        started = with_traces(attaching.attach(requested))
     try:
-        cluster = devices.process_cluster.connect(lambda: started.cluster, started.resource_manager)
+        cluster = devices.process_cluster.connect(lambda: started.cluster, started.bind)
     except BaseException:
         started.close()
         raise
@@ -204,18 +203,18 @@ def _connect(requested: Settings | Attachment) -> Cluster:
     return cluster
 
 
-def client_of(session: HostSession) -> Client:
-    """Returns the client of a session, with the extensions that programs of this process use."""
+def with_traces[S: HostSession](session: S) -> S:
+    """Returns a session after it got the extension that programs of this process use."""
     start_from_environment()
     trace_hosts(session)
-    return Client(session)
+    return session
 
 
-def _started(settings: Settings) -> Client:
+def _started(settings: Settings) -> HostSession:
     starter = Starter.of(settings)
     print(f"pathways: {start_description(settings)} ...", file=sys.stderr, flush=True)
     try:
-        return client_of(LocalSession(WorkerCluster(starter, settings)))
+        return with_traces(LocalSession(WorkerCluster(starter, settings)))
     except BaseException:
         starter.close()
         raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.replies import HostRequest
-from pathways.runtime.control.records.step import FunctionCall, Step
+from pathways.runtime.control.records.step import Step
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.resources.manager import ResourceManager
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -17,7 +17,7 @@ from pathways.runtime.resources.virtual import VirtualSlice
 class Session[Program, Workers, Location](abc.ABC):
     """Session of one user with a cluster.
 
-    Arrays, steps and programs are numbers. `run`, `call`, `put` and the requests return before anything has
+    Arrays, steps and programs are numbers. `issue`, `put` and the requests return before anything has
     happened; the records that they get or return have the outcome, which the session updates while some
     thread waits. Steps, calls and requests of one session reach a host in the order in which they were made.
     Handles, windows and error texts are up to the caller.
@@ -86,7 +86,7 @@ class Session[Program, Workers, Location](abc.ABC):
         """
 
     @abc.abstractmethod
-    def run(
+    def issue(
         self, program: Program, arguments: Mapping[int, Sequence[int]], producers: Sequence[Step | None] = ()
     ) -> Step:
         """Issues a step, for which there is room: one message to each host, to all of them before any answer.
@@ -104,12 +104,6 @@ class Session[Program, Workers, Location](abc.ABC):
         Raises:
           HostError: an island is lost or leaves, or an argument of the step is spoiled.
         """
-
-    @abc.abstractmethod
-    def call(
-        self, call: FunctionCall, workers: Workers, message: Any, producers: Sequence[Step | None] = ()
-    ) -> None:
-        """Starts a call of a function on hosts of an island, as `run` does a step."""
 
     @abc.abstractmethod
     def put(self, value: Any, location: Location, number: int) -> None:
@@ -140,10 +134,6 @@ class Session[Program, Workers, Location](abc.ABC):
         Raises:
           HostError: the host is lost.
         """
-
-    @abc.abstractmethod
-    def request_description(self, program: Program, *, text: bool) -> HostRequest:
-        """Requests XLA's figures of a compiled program, with the text of its modules or without."""
 
     @abc.abstractmethod
     def request_reports(self, hosts: Sequence[int]) -> HostRequest:

@@ -36,7 +36,7 @@ import pathways as pw
 from pathways.compiler.data.on_hosts import call_of, lanes, values_of
 from pathways.runtime.clusters import connect
 from pathways.runtime.clusters.connect import controller
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.worker.probes import Probes
@@ -266,7 +266,7 @@ def test_resilient_client_does_not_kill_workers(serve):
         assert len(train(run, {})) == 16
 
 
-def called(client: Client, function: str, at: int, /, **named: Any) -> Any:
+def called(client: HostSession, function: str, at: int, /, **named: Any) -> Any:
     """Returns the value of a function of the snapshots on a host."""
     arguments = plain.encode([[], {"t": []}, named], "arguments")
     message = call_of(f"{snapshots.__name__}:{function}", 0, next(lanes), [], arguments, None)

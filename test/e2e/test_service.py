@@ -30,7 +30,7 @@ from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.runtime.clusters import connect
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.worker_cluster import Split
@@ -73,13 +73,13 @@ def program(ann: None, devices: pw.VirtualDeviceSet, monkeypatch: pytest.MonkeyP
     """Writes a program of one slice into a file."""
     del ann
     captured: list[BoundProgram] = []
-    load = Client.load
+    load = HostSession.load
 
-    def noted(self: Client, program: BoundProgram, split: Split) -> HostedProgram:
+    def noted(self: HostSession, program: BoundProgram, split: Split) -> HostedProgram:
         captured.append(program)
         return load(self, program, split)
 
-    monkeypatch.setattr(Client, "load", noted)
+    monkeypatch.setattr(HostSession, "load", noted)
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), ("x",), island="island0"))
     np.testing.assert_array_equal(double(np.ones(4, np.float32)), np.full(4, 2, np.float32))
     path = tmp_path / "program"
@@ -183,7 +183,7 @@ def test_service_disconnects_a_client_that_floods(service, start):
     assert_steps_go_on(service)
 
 
-def put(client: Client, location: Location) -> int:
+def put(client: HostSession, location: Location) -> int:
     """Returns the number of a new array at a location."""
     number = client.take_numbers()
     client.put(np.zeros(4, np.float32), location, number)
@@ -274,7 +274,7 @@ def test_service_gives_clients_free_devices(service, ann, devices):
     first = devices.add_slice((1,), ("x",))
     assert island(first) == "island0"
     bob = service.attach("bob")
-    slices = bob.resource_manager(bob.cluster)
+    slices = bob.bind(bob.cluster)
     other = pw.make_virtual_device_set().add_slice((1,), ("x",))
     assert slices.bind([other], "g")[other].island == "island1"
     pw.release(first)
@@ -326,7 +326,7 @@ def pids(service: ServiceInThreads) -> list[int]:
 def test_service_disconnects_a_client_that_sends_a_wrong_array(service, ann, dtype):
     """The client is disconnected rather than the worker that would get the message."""
     bob, before = service.attach("bob"), pids(service)
-    host, number = bob.hosts[0], bob.session.take_numbers()
+    host, number = bob.hosts[0], bob.take_numbers()
     host.arrays.send(Put(number, (4,), dtype, DeviceLayout((0,), (1,), ("x",), ((),)), (0,)))
     wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
     with refused(HostError, "has ended this client", f"has dtype {dtype!r}, which programs do not support"):
@@ -357,7 +357,7 @@ def test_service_disconnects_one_client_for_an_unexpected_error(service, ann, ch
         patch.setattr(part, name, fail)
         bob = service.attach("bob")
         wait_until(lambda: client(service, "bob") is not None)
-        bob.session._send_to_service(channel, sent)
+        bob._send_to_service(channel, sent)
         wait_until(lambda: bob.pool.gangs[0].life.failure is not None)
     with refused(HostError, "its message led to ZeroDivisionError: division by zero"):
         bob.pool.gangs[0].life.check()
@@ -435,7 +435,7 @@ def call_of(name: str, *, lane: int = 1, **named: Any) -> Call:
     return Call(0, 0, (), f"host_functions:{name}", (folder,), 0, lane, False, (), arguments, None, b"0")
 
 
-def call_on(one: Client, name: str, **named: Any) -> FunctionCall:
+def call_on(one: HostSession, name: str, **named: Any) -> FunctionCall:
     """Calls it on the first island."""
     gang = one.pool.gangs[0]
     return one.call(name, gang, gang.hosts, call_of(name, **named))
@@ -507,8 +507,8 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
         place = f"in wait_for at {host_functions.__file__}:"
         wait_until(lambda one=one, call=call, place=place: place in one.describe_call(call))
         assert "host 0: has been running for" in one.describe_call(call)
-    request = ann.session.request_reports([0])
-    ann.session.wait_for(request)
+    request = ann.request_reports([0])
+    ann.wait_for(request)
     assert [call.number for call in request.answers[0][-1].calls] == [calls[ann].number]
     (tmp_path / "go").touch()
     for one, call in calls.items():
@@ -520,7 +520,7 @@ def test_service_reports_calls_to_their_client(service, tmp_path):
 def test_service_frees_objects_kept_by_calls_of_a_client(service):
     """Copies for a checkpoint and inputs of batches are freed; the client may have died without notice."""
 
-    def kept(one: Client) -> Any:
+    def kept(one: HostSession) -> Any:
         call = call_on(one, "kept_of_all")
         one.wait_for_call(call)
         return plain.decode(call.answers[0].value)

@@ -7,8 +7,8 @@ import socket
 import threading
 from pathlib import Path
 
-from pathways.runtime.clusters.connect import client_of
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.clusters.connect import with_traces
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.resilience.snapshots.run_names import remove_all_client_runs
@@ -36,9 +36,9 @@ class ServiceInThreads:
         self._thread = threading.Thread(target=self.service.serve, daemon=True)
         self._thread.start()
 
-    def attach(self, client: str = "test") -> Client:
+    def attach(self, client: str = "test") -> HostSession:
         """Returns a new client of it."""
-        return client_of(attach_at(self._place, self._secret, Attachment("test", client)))
+        return with_traces(attach_at(self._place, self._secret, Attachment("test", client)))
 
     def write_token(self, path: Path) -> Path:
         """Writes the configuration of its clients to a file."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.service.service import Service
 
 
-def core_of(client: Client) -> SharedCore:
+def core_of(client: HostSession) -> SharedCore:
     """Returns the core of a client, with the lock round it."""
-    return client.session._core
+    return client._core
 
 
-def service_connection(client: Client) -> Connection[object]:
+def service_connection(client: HostSession) -> Connection[object]:
     """Returns the connection on which a client requests steps from a service."""
-    return client.session._service.steps
+    return client._service.steps
 
 
 def worker_process(service: Service, host: int) -> int:

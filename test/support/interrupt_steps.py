@@ -84,10 +84,10 @@ class Calls:
 
     def _left(self) -> str:
         client = controller()
-        client.session.poll()
-        if steps := client.session.unfinished():
+        client.poll()
+        if steps := client.unfinished():
             return f"in flight: {', '.join(map(str, steps))}"
-        for gang in client.session.gangs:
+        for gang in client.gangs:
             if blocker := gang.window.blocker():
                 return f"{gang} has no room: {blocker}"
         # An interrupted call may have copied its argument to the first host already.

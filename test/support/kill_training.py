@@ -35,7 +35,7 @@ from resilient_training import trainer
 
 import pathways as pw
 from pathways.runtime.clusters.connect import controller
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 
 WIDTH, ROWS, STEPS = 8, 16, 60
 
@@ -362,17 +362,17 @@ def workers_of_this_process() -> list[int]:
 @contextlib.contextmanager
 def _noted_calls(killer: Killer) -> Iterator[None]:
     """Has a killer notice calls of the store."""
-    called = Client.call
+    called = HostSession.call
 
-    def call(client: Client, name: str, *rest: Any, **more: Any) -> Any:
+    def call(client: HostSession, name: str, *rest: Any, **more: Any) -> Any:
         killer.note_call(name.rpartition(" ")[2])
         return called(client, name, *rest, **more)
 
-    Client.call = call  # type: ignore[method-assign]
+    HostSession.call = call  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Client.call = called  # type: ignore[method-assign]
+        HostSession.call = called  # type: ignore[method-assign]
 
 
 class ProgressWatch:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.messages import Chunk, Put
@@ -30,7 +30,7 @@ LANES = 8
 """Number of steps in flight."""
 
 
-def put_all(controller: Client, program: HostedProgram) -> dict[int, list[int]]:
+def put_all(controller: HostSession, program: HostedProgram) -> dict[int, list[int]]:
     """Puts zeros for all arguments of a program; returns their numbers by islands."""
     numbers: dict[int, list[int]] = {}
     for island, ports in program.inputs.items():
@@ -40,7 +40,7 @@ def put_all(controller: Client, program: HostedProgram) -> dict[int, list[int]]:
     return numbers
 
 
-def steps(controller: Client, program: HostedProgram) -> None:
+def steps(controller: HostSession, program: HostedProgram) -> None:
     arguments = put_all(controller, program)
     count, then = 0, time.monotonic()
     issued = []
@@ -51,36 +51,36 @@ def steps(controller: Client, program: HostedProgram) -> None:
                 gang.life.unused.add(step.number + 1 + position)
         issued.append(step)
         if len(issued) > LANES:
-            controller.wait(issued.pop(0))
+            controller.wait_for_step(issued.pop(0))
             count += 1
         if time.monotonic() - then > 0.1:
             print(count, flush=True)
             count, then = 0, time.monotonic()
 
 
-def flood(controller: Client, program: HostedProgram) -> None:
+def flood(controller: HostSession, program: HostedProgram) -> None:
     taken = {island: tuple(own) for island, own in put_all(controller, program).items()}
     sent = tuple({number for own in taken.values() for number in own})
-    controller.session._loop.remove(controller.session._service.steps)
+    controller._loop.remove(controller._service.steps)
     print("floods", flush=True)
     while True:
-        number = controller.session.take_numbers(8)
-        controller.session._service.steps.send_frames(encode(Submit(number, program.number, taken, sent)))
+        number = controller.take_numbers(8)
+        controller._service.steps.send_frames(encode(Submit(number, program.number, taken, sent)))
 
 
-def stop(controller: Client, program: HostedProgram) -> None:
+def stop(controller: HostSession, program: HostedProgram) -> None:
     location = next(iter(program.inputs.values()))[0].location
     host = location.gang.hosts[0]
     number = controller.take_numbers()
-    controller.session._sent.add(number)
+    controller._sent.add(number)
     host.arrays.send(Put(number, (4,), "float32", location.placement, (0,)))
     halves = [memoryview(np.float32(half)).cast("B") for half in ([1, 2], [3, 4])]
     host.arrays.send_with(Chunk(number, 0, 0, 8), halves[0])
     taken = dict.fromkeys(program.inputs, (number,))
-    step = Submit(controller.session.take_numbers(8), program.number, taken, (number,))
-    controller.session._service.steps.send(step)
+    step = Submit(controller.take_numbers(8), program.number, taken, (number,))
+    controller._service.steps.send(step)
     # It stops for longer than the heartbeat of the service.
-    controller.session._heartbeat = 1.0
+    controller._heartbeat = 1.0
     print("stops", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(0.5)
@@ -91,7 +91,7 @@ def stop(controller: Client, program: HostedProgram) -> None:
 
 def main() -> int:
     place, token, name, path, way = sys.argv[1:]
-    controller = Client(attach_at(place, Path(token).read_bytes(), Attachment("test", name)))
+    controller = attach_at(place, Path(token).read_bytes(), Attachment("test", name))
     bound = msgspec.msgpack.decode(Path(path).read_bytes(), type=BoundProgram)
     # The service splits it.
     program = controller.load(bound, lambda **_: None)  # type: ignore[arg-type, return-value]

@@ -105,5 +105,5 @@ def _described() -> Iterator[str]:
         lines = [f"standard error of {host}, process {host.process.pid}", *host.process.last_lines()]
         yield "\n  | ".join(lines)
     yield str(pw.status())
-    for step in connected.session.unfinished()[:_MAX_STEPS]:
+    for step in connected.unfinished()[:_MAX_STEPS]:
         yield connected.describe_call(cast(FunctionCall, step))

@@ -15,7 +15,7 @@ from attached import ServiceInThreads
 
 import pathways as pw
 from pathways.runtime.clusters import connect
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.local import devices, recording
 
@@ -31,16 +31,16 @@ _COLLECTION_SECONDS = 0.5
 class _Workers:
     """Workers of this process, or a service that has some."""
 
-    owner: Client | ServiceInThreads
+    owner: HostSession | ServiceInThreads
     pids: list[int] = dataclasses.field(default_factory=list)
 
-    def connect(self) -> Client:
+    def connect(self) -> HostSession:
         """Returns their controller, or a new client of the service."""
         controller = self.owner.attach() if isinstance(self.owner, ServiceInThreads) else self.owner
         self.pids = self.pids or _pids(controller)
         return controller
 
-    def are_intact(self, controller: Client) -> bool:
+    def are_intact(self, controller: HostSession) -> bool:
         """Returns whether they are the workers that were started, and can be used."""
         return controller.is_usable() and controller.is_whole() and _pids(controller) == self.pids
 
@@ -57,7 +57,7 @@ class WorkerPool:
         self._make_folder = make_folder
         self._max_idle = max_idle
         self._workers: dict[tuple[str, Settings], _Workers] = {}
-        self._connected: dict[tuple[str, Settings], Client] = {}
+        self._connected: dict[tuple[str, Settings], HostSession] = {}
 
     @contextlib.contextmanager
     def lend(self, kind: str, may_leave: Callable[[], bool]) -> Iterator[None]:
@@ -102,7 +102,7 @@ class WorkerPool:
         for key in [*self._workers]:
             self._end(key)
 
-    def _start(self, kind: str, settings: Settings) -> Client:
+    def _start(self, kind: str, settings: Settings) -> HostSession:
         key = kind, settings
         if key in self._connected and self._connected[key].is_usable():
             for traces in self._connected[key].pool.observers:
@@ -163,17 +163,17 @@ class WorkerPool:
         _close(self._workers.pop(key), self._connected.pop(key, None))
 
 
-def _close(workers: _Workers, controller: Client | None) -> None:
+def _close(workers: _Workers, controller: HostSession | None) -> None:
     if controller is not None:
         controller.close()
     workers.owner.close()
 
 
-def _pids(controller: Client) -> list[int]:
+def _pids(controller: HostSession) -> list[int]:
     return [host.process.pid for host in controller.hosts]
 
 
-def _text_of_left(controller: Client) -> str:
+def _text_of_left(controller: HostSession) -> str:
     """Returns the arrays and steps of workers as text; empty if there are none."""
     hosts, steps = controller.status()
     found = [

@@ -1,7 +1,8 @@
-"""Client of a cluster: what programs and arrays use, with workers of their own or of a service.
+"""Session with hosts: what programs and arrays use, with workers of their own or of a service.
 
-- `client.py` dispatches to them, and `array.py` is the handle that users hold.
-- `host_session.py` is the session of a client, and `local_session.py` that with workers of this process.
+- `host_session.py` issues steps and calls, and waits for them; `local_session.py` is that with workers of
+  this process.
+- `array.py` is the handle that users hold, and `array_fetch.py` decides which of its copies are read.
 
 Imports `protocol`, `launch` and `cluster`.
 """

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.array_fetch import PendingFetch, receive_blocks, request_blocks
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.xla import pjrt
@@ -48,7 +48,7 @@ class Array:
     # As that of JAX: `==` compares the elements.
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, controller: Client, aval: Any, step: Step | None = None) -> None:
+    def __init__(self, controller: HostSession, aval: Any, step: Step | None = None) -> None:
         """Creates the handle of an array without copies.
 
         Args:
@@ -143,7 +143,7 @@ class Array:
         for location, number in list(self.copies.items()):
             step = self.step_at(location)
             if step is not None:
-                self._controller.wait(step, location, number)
+                self._controller.wait_for_step(step, location, number)
             location.gang.life.check()
         return self
 
@@ -166,7 +166,7 @@ class Array:
         """Returns the step that computes it at a location; None if it was put there."""
         return self.steps.get(self.copies.get(location, -1), self.step)
 
-    def is_of(self, controller: Client) -> bool:
+    def is_of(self, controller: HostSession) -> bool:
         """Returns whether it is on the hosts of this client, rather than those of an earlier one."""
         return self._controller is controller
 
@@ -372,7 +372,10 @@ class Array:
 
 
 def results_of(
-    controller: Client, step: Step, avals: Sequence[Any], places: Sequence[Sequence[tuple[Location, int]]]
+    controller: HostSession,
+    step: Step,
+    avals: Sequence[Any],
+    places: Sequence[Sequence[tuple[Location, int]]],
 ) -> list[Array]:
     """Returns the handles of the results of a step.
 

@@ -12,7 +12,7 @@ import numpy as np
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.hosts.client.client import Client
+from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import different_shards
@@ -35,7 +35,7 @@ class PendingFetch:
 
 
 def request_blocks(
-    client: Client,
+    client: HostSession,
     data: Any,
     locations: Collection[Location],
     copy_at: Callable[[Location], tuple[int, Step | None]],
@@ -65,7 +65,7 @@ def request_blocks(
 
 
 def _request_block(
-    client: Client,
+    client: HostSession,
     shape: Sequence[int],
     itemsize: int,
     location: Location,
@@ -91,7 +91,7 @@ def _request_block(
     return PendingFetch(location, number, step, requests)
 
 
-def receive_blocks(client: Client, data: Any, fetches: Sequence[PendingFetch]) -> np.ndarray[Any, Any]:
+def receive_blocks(client: HostSession, data: Any, fetches: Sequence[PendingFetch]) -> np.ndarray[Any, Any]:
     """Waits for the blocks of an array, and returns its value, which cannot be written to.
 
     Raises:
@@ -114,10 +114,10 @@ def receive_blocks(client: Client, data: Any, fetches: Sequence[PendingFetch]) -
     return whole
 
 
-def _raise_error_of(client: Client, step: Step | None, location: Location, number: int | None) -> None:
+def _raise_error_of(client: HostSession, step: Step | None, location: Location, number: int | None) -> None:
     """Raises the error of the step that should have computed an array, which names the host at fault."""
     if step is not None:
-        client.wait(step, location, number)
+        client.wait_for_step(step, location, number)
 
 
 def _elements(shard: Sequence[slice]) -> int:

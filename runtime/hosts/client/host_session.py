@@ -1,33 +1,41 @@
-"""Session over hosts: the messages that workers receive directly or relayed by a service."""
+"""Session over hosts: issues steps and calls, by messages that workers receive directly or from a service."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, override
 
+import msgspec
 import numpy as np
 
+from pathways.runtime.control.cluster_view import REPORT_SECONDS
 from pathways.runtime.control.gang import GangView
-from pathways.runtime.control.records.errors import HostError, lost
+from pathways.runtime.control.records.errors import HostError, failed, lost
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import FunctionCall, Step
 from pathways.runtime.control.session import Session
+from pathways.runtime.control.stalls import describe_step
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.reply_sinks import FetchSink
 from pathways.runtime.hosts.cluster.round_trips import WindowWaits
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
+from pathways.runtime.hosts.cluster.worker_cluster import Split
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.frames import CHUNK
+from pathways.runtime.hosts.protocol.host_facts import HostFacts, facts_of
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import Call, Chunk, Describe, Fetch, Free, Put
+from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.shards import cut_shards
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
-from pathways.runtime.resources.status import SpareStatus
+from pathways.runtime.resources.status import HostStatus, SpareStatus, StepStatus
 
 
 class HostSession(Session[HostedProgram, HostGang, Location]):
@@ -40,18 +48,25 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
 
     Attributes:
       pool: see above.
+      hosts: these workers, by their numbers.
       listener: see above.
+      fetching: a lock like `order`, held from reading the number of an array until its fetch is sent. Nothing
+        blocks while it is held.
+      used: the islands that programs were loaded on, or that functions of the user were called on.
       waits: the waits for room, see `WindowWaits`.
     """
 
     def __init__(self, core: SharedCore, pool: WorkerPool, listener: WorkerListener) -> None:
         self._core = core
         self.pool = pool
+        self.hosts = pool.hosts
         self.listener = listener
         self._loop = listener.loop
         self.cluster = pool.cluster
         self.is_multi_host = core.core.has_multi_host_islands
         self.waits = WindowWaits()
+        self.used: set[int] = set()
+        self.fetching = threading.Lock()
         self._closed = threading.Event()
 
     @property
@@ -63,6 +78,29 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     def is_closed(self) -> bool:
         """Whether the session is closed."""
         return self._closed.is_set()
+
+    @property
+    def order(self) -> threading.RLock:
+        """Lock of the order of steps, see `WorkerPool`. `run` waits for room while it holds the lock."""
+        return self.pool.order
+
+    def is_usable(self) -> bool:
+        """Returns whether it is open, and all islands have workers or restart."""
+        return not self.is_closed and not any(gang.is_dead() for gang in self.gangs)
+
+    def is_whole(self) -> bool:
+        """Returns whether it is open, and no host is lost or leaves."""
+        return not self.is_closed and all(gang.problem is None for gang in self.gangs)
+
+    @override
+    def load(self, program: BoundProgram, split: Split) -> HostedProgram:
+        loaded = self._load(program, split)
+        self.used.update(gang.number for gang in loaded.gangs)
+        return loaded
+
+    @abc.abstractmethod
+    def _load(self, program: BoundProgram, split: Split) -> HostedProgram:
+        """Does what `load` says."""
 
     @override
     def take_numbers(self, count: int = 1) -> int:
@@ -104,8 +142,32 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     def _lose(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         """Handles the end of a connection to a worker."""
 
-    @override
     def run(
+        self,
+        program: HostedProgram,
+        arguments: Mapping[int, Sequence[int]],
+        producers: Sequence[Step | None] = (),
+    ) -> Step:
+        """Issues a step, when there is room for it.
+
+        Args:
+          program: the program.
+          arguments: for each island the numbers of the arrays that it consumes.
+          producers: the steps that compute these arrays.
+
+        Returns:
+          The step. The outputs of an island have the numbers that follow the number of the step.
+
+        Raises:
+          HostError: a host is lost.
+        """
+        with self.pool.order:
+            self.wait_for_room(program)
+            with uninterrupted():
+                return self.issue(program, arguments, producers)
+
+    @override
+    def issue(
         self,
         program: HostedProgram,
         arguments: Mapping[int, Sequence[int]],
@@ -116,14 +178,40 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         return step
 
     def call(
-        self, call: FunctionCall, workers: HostGang, message: Any, producers: Sequence[Step | None] = ()
-    ) -> None:
-        """See `Session.call`; `message` is a `Call` that names the hosts and numbers."""
-        # With results, to all hosts of the island: clients may fetch shards of them from each.
-        hosts = [host for host in workers.hosts if message.results or host.index in message.hosts]
-        with uninterrupted():
-            self._core.issue(call, (workers.life,), producers)
-            self._send_call(hosts, message)
+        self,
+        name: str,
+        gang: HostGang,
+        hosts: Sequence[WorkerHandle],
+        message: Call,
+        producers: Sequence[Step | None] = (),
+    ) -> FunctionCall:
+        """Starts a call of a function; one message to each host, as for a step.
+
+        Args:
+          name: its name in messages.
+          gang: the workers of the island.
+          hosts: the workers that run the call.
+          message: the call without the numbers and the hosts.
+          producers: the steps that compute its arguments.
+
+        Returns:
+          The call. Its outputs have the numbers that follow the number of the call.
+
+        Raises:
+          HostError: a host is lost.
+        """
+        with self.pool.order:
+            gang.life.check_open()
+            number = self.take_numbers(1 + len(message.results or ()))
+            indices = tuple(host.index for host in hosts)
+            call = FunctionCall(name, number, indices, time.monotonic())
+            whole = msgspec.structs.replace(message, call=number, first=number + 1, hosts=indices)
+            # With results, to all hosts of the island: clients may fetch shards of them from each.
+            receivers = [host for host in gang.hosts if message.results or host in hosts]
+            with uninterrupted():
+                self._core.issue(call, (gang.life,), producers)
+                self._send_call(receivers, whole)
+        return call
 
     @override
     def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
@@ -166,13 +254,127 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
             self._send_request(request, worker, worker.steps.send, fetch)
         return request
 
-    @override
-    def request_description(self, program: HostedProgram, *, text: bool) -> HostRequest:
+    def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:
+        """Returns what XLA compiled of a program on its hosts, with the text of its modules if `text`.
+
+        Raises:
+          HostError: a host is lost.
+        """
         request = self._core.request(program.host_numbers)
         for host in program.hosts:
-            describe = Describe(request.number, program.number, text)
-            self._send_request(request, host, host.watch.send, describe)
-        return request
+            self._send_request(request, host, host.watch.send, Describe(request.number, program.number, text))
+        self.wait_for(request)
+        for _, failure in request.first_failure():
+            raise failure.error(f"program {program.name}")
+        # All hosts of an island that run a computation report the same facts.
+        pieces = [request.answers[host.index] for host in program.hosts]
+        error = next(
+            (piece.error for of_host in pieces for piece in of_host if piece.error is not None), None
+        )
+        if error is not None:
+            raise failed(error).error(f"program {program.name}")
+        return facts_of(pieces)
+
+    def fetch(self, request: HostRequest) -> list[bytearray]:
+        """Waits for requested bytes, and returns them.
+
+        Raises:
+          HostError: the host is lost, or the array is an error.
+        """
+        self.wait_for(request)
+        for _, failure in request.first_failure():
+            raise failure.error()
+        assert isinstance(request.sink, FetchSink)
+        return request.sink.shards
+
+    def wait_for_step(self, step: Step, location: Location | None = None, number: int | None = None) -> None:
+        """Waits until the hosts of a location, or all hosts, are done with a step.
+
+        On islands of more than one host, waits until no failure can spoil the step any more.
+
+        Args:
+          step: the step.
+          location: the location; None for all hosts.
+          number: the number of an array that they compute; None for all.
+
+        Raises:
+          HostError: the array failed, or a host is lost.
+        """
+        hosts = None if location is None else [host.index for host in location.holders]
+        self.wait(self._is_known(step, hosts))
+        step.check(hosts, number)
+        if location is not None:
+            location.gang.life.check()
+
+    def wait_for_call(self, call: FunctionCall) -> None:
+        """Waits until all hosts have completed a call, or are lost.
+
+        Raises:
+          HostError: the call may have consumed wrong values.
+        """
+        self.wait(self._is_known(call, None))
+        call.check_spoiled()
+
+    def describe_call(self, call: FunctionCall) -> str:
+        """Returns a description of the current operations of the hosts that have not completed a call."""
+        request = self.request_reports(call.pending())
+        self.wait_for(request, 2 * REPORT_SECONDS)
+        reports = {host: replies[-1] for host, replies in request.answers.items()}
+        return describe_step(call, time.monotonic() - call.began, reports)
+
+    def has_ended(self, call: FunctionCall) -> bool:
+        """Returns whether all hosts have completed a call, or are lost."""
+        if not call.is_done():
+            self.poll()
+        return call.is_done()
+
+    def settle(self, step: Step) -> None:
+        """Waits until no failure can spoil the outputs of a step, on islands of more than one host.
+
+        Raises:
+          HostError: they are spoiled.
+        """
+        if self.is_multi_host:
+            self.wait(step.is_settled)
+            step.check_spoiled()
+
+    def is_done(self, step: Step, location: Location) -> bool:
+        """Returns whether the hosts of a location are done with a step; see `wait`."""
+        hosts = [host.index for host in location.holders]
+        is_done = self._is_known(step, hosts)
+        if not is_done():
+            self.poll()
+        return is_done()
+
+    def _is_known(self, step: Step, hosts: Sequence[int] | None) -> Callable[[], bool]:
+        """Returns a test for whether the results of some hosts, or all, are known."""
+        is_done = step.is_settled if self.is_multi_host else functools.partial(step.is_done, hosts)
+        return lambda: is_done() or step.has_cut_hosts(hosts)
+
+    def status(self) -> tuple[tuple[HostStatus, ...], tuple[StepStatus, ...]]:
+        """Returns the status of all hosts, and of the steps that are not done."""
+        request = self.request_reports(range(len(self.hosts)))
+        # The core ends the request after REPORT_SECONDS, unless the cluster is closed meanwhile, which stops
+        # its clock.
+        self.wait_for(request, 2 * REPORT_SECONDS)
+        self.poll()
+        reports = {host: replies[-1] for host, replies in request.answers.items()}
+        now = time.monotonic()
+        return (
+            tuple(host.status(reports.get(host.index)) for host in self.hosts),
+            tuple(step.status(now) for step in self.unfinished()),
+        )
+
+    def waits_for_network(self) -> bool:
+        """Returns whether the longest round trip to a host is what steps wait for."""
+        known = [trip for host in [*self.hosts] if (trip := host.round_trip.seconds) is not None]
+        return self.waits.is_network(max(known, default=None))
+
+    @override
+    def leave(self) -> None:
+        # Replaced: a thread of the parent process may hold the lock of the old ones for ever.
+        self.fetching, self._closed = threading.Lock(), threading.Event()
+        self._closed.set()
 
     def _send_request(
         self, request: HostRequest, host: WorkerHandle, send: Callable[..., None], message: Any

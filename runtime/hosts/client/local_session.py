@@ -52,7 +52,7 @@ class LocalSession(HostSession):
         return ResourceManager(cluster, HOSTS_REMEDY)
 
     @override
-    def load(self, program: BoundProgram, split: Split) -> HostedProgram:
+    def _load(self, program: BoundProgram, split: Split) -> HostedProgram:
         return self._workers.load(program, split)
 
     @override
@@ -85,5 +85,5 @@ class LocalSession(HostSession):
 
     @override
     def leave(self) -> None:
-        self._closed.set()
+        super().leave()
         self._workers.leave()

@@ -112,9 +112,7 @@ class RemoteSession(HostSession):
 
     @override
     def leave(self) -> None:
-        # Replaced: a thread of the parent process may hold the lock of the old one for ever.
-        self._closed = threading.Event()
-        self._closed.set()
+        super().leave()
         self._loop.leave()
         self._core.reset_locks()
         self.pool.reset_locks()
@@ -127,8 +125,9 @@ class RemoteSession(HostSession):
         self._core.handle(*(GangClosed(gang.key, how) for gang in self._mirror.gangs))
         self._core.handle(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
 
-    def load(self, program: BoundProgram, split: Split) -> HostedProgram:
-        """See `Session.load`; the service verifies and splits the program."""
+    @override
+    def _load(self, program: BoundProgram, split: Split) -> HostedProgram:
+        # The service verifies and splits it.
         del split
         numbers = sorted({place.island for place in program.slices.values()})
         hosts = [host.index for gang in self.pool.current(numbers) for host in gang.hosts]
