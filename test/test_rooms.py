@@ -74,6 +74,8 @@ ROOMS = (
     "compiler.backends",
     "compiler",
     "compiler.data",
+    "compiler.resilience.layouts",
+    "compiler.resilience.memory",
     "compiler.resilience",
     "compiler.auto",
     "compiler.mpmd",

@@ -16,7 +16,7 @@ import numpy as np
 from pathways.compiler.data import checkpoint
 from pathways.compiler.data.host_checkpoints import SnapshotArray, SnapshotBlock, SnapshotVersion
 from pathways.compiler.frontend.jax_internals import key_kind
-from pathways.compiler.resilience.host_layouts import HostArrayLayout, Rows
+from pathways.compiler.resilience.layouts.host_layouts import HostArrayLayout, Rows
 from pathways.compiler.resilience.settings import shortened, shown
 from pathways.compiler.resilience.source import SourcePosition
 from pathways.runtime.hosts.client.array import Array

@@ -14,8 +14,8 @@ import numpy as np
 
 from pathways.compiler.frontend.jax_internals import key_data, key_kind
 from pathways.compiler.lower.structures import is_key
-from pathways.compiler.resilience.array_layouts import ArrayLayout, ReplicaLayouts
-from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.compiler.resilience.layouts.array_layouts import ArrayLayout, ReplicaLayouts
+from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.runtime.local.devices import cluster, devices_of_cluster
 from pathways.runtime.local.recording import span

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.data.checkpoint import OtherTreeError
 from pathways.compiler.data.prefetch import Prefetched
 from pathways.compiler.program import Program
 from pathways.compiler.resilience.disk import DiskVersions
 from pathways.compiler.resilience.host_store import HostStore
+from pathways.compiler.resilience.last_save import CommittedVersion, save_committed, where_unsaved
+from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
 from pathways.compiler.resilience.local_store import LocalSnapshotStore
-from pathways.compiler.resilience.recovery_spans import RecoverySpans
+from pathways.compiler.resilience.recovery_runner import TICK_SECONDS, RecoveryRunner
 from pathways.compiler.resilience.run_folder import RunFolder
 from pathways.compiler.resilience.settings import (
     Step,
@@ -30,67 +30,33 @@ from pathways.compiler.resilience.settings import (
     checked_folder,
     checked_interval,
     executables_of,
-    shortened,
     shown,
 )
 from pathways.compiler.resilience.source import RewindableSource
 from pathways.compiler.resilience.step_metrics import StepMetrics
-from pathways.compiler.resilience.step_replicas import StepReplicas
 from pathways.compiler.resilience.store import SnapshotStore
+from pathways.compiler.resilience.training import Training
 from pathways.compiler.stages import Bound
 from pathways.runtime.clusters.connect import controller
-from pathways.runtime.control.effects import Log
-from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.resilience.core import ResilienceCore
-from pathways.runtime.resilience.effects import (
-    AbandonRun,
-    CommitVersion,
-    HoldSteps,
-    KeepVersions,
-    MakeCopies,
-    PrepareReplicas,
-    ReleaseIsland,
-    ResilienceEffect,
-    RestoreState,
-    ResumeSteps,
-    SaveToDisk,
-    TakeSnapshot,
-)
 from pathways.runtime.resilience.events import (
     BoundaryReached,
-    DiskSaveFailed,
-    HostRestored,
-    MetricsRead,
-    RecoveryTick,
-    ResilienceEvent,
-    RestoreFailed,
-    RunEnded,
-    SnapshotStarted,
     StateInvalidated,
 )
-from pathways.runtime.resilience.phases import WaitingForIslands
-from pathways.runtime.resilience.records import RecoveryPolicy, VersionKey
+from pathways.runtime.resilience.records import RecoveryPolicy
 from pathways.runtime.resources.status import TrainingStatus, open_runs
 from pathways.runtime.xla.tracebacks import boundary
 
 STEPS_AHEAD = 2
 """Number of steps that are issued ahead of the one whose metrics are read."""
 
-_TICK_SECONDS = 0.2
-
 TrainStep = Callable[[Any, Any], tuple[Any, Any]]
-
-log = logging.getLogger("pathways")
 
 
 class ResilientRun:
-    """A run of training; made by `resilient`, and used as a context manager.
-
-    Attributes:
-      step: how many steps were issued.
-    """
+    """A run of training; made by `resilient`, and used as a context manager."""
 
     def __init__(
         self,
@@ -102,10 +68,8 @@ class ResilientRun:
         disk: DiskVersions | None,
         minimum: tuple[Step, int] | None = None,
     ) -> None:
-        self.step = 0
         self._train_step = train_step
-        self._is_function = not isinstance(train_step, Bound | Program)
-        self._state = state
+        self._training = Training(state, is_function=not isinstance(train_step, Bound | Program))
         self._source = source
         self._store = store
         self._policy = policy
@@ -116,25 +80,9 @@ class ResilientRun:
         self._replicas: StepReplicas | None = None
         if minimum is not None and (executables := executables_of(minimum[0])):
             self._replicas = StepReplicas(executables, minimum[1])
-        self._core: ResilienceCore | None = None
+        self._recovery: RecoveryRunner | None = None
         self._is_open = False
-        self._is_held = True
         self._metrics = StepMetrics(store)
-        self._has_ended = False
-        # The error of a step or its batch, until the metrics of the steps before were given.
-        self._failure: Exception | None = None
-        # Whether a step was begun and not issued, and the state as it was then, see `_begin_step`.
-        self._is_begun = False
-        self._before: tuple[list[Any], Any] | None = None
-        # Why the state cannot be used, or metrics of it; None while they can.
-        self._problem: str | None = None
-        self._abandoned: str | None = None
-        # What is to be read from disk, and the version that was.
-        self._disk_restore: RestoreState | None = None
-        self._restored: str | None = None
-        self._disk_error: Exception | None = None
-        self._last_tick = 0.0
-        self._spans = RecoverySpans()
 
     @boundary
     def __enter__(self) -> ResilientRun:
@@ -146,27 +94,29 @@ class ResilientRun:
           RuntimeError: another process has the folder.
           HostError: the state cannot be protected.
         """
-        if self._core is not None:
+        if self._recovery is not None:
             raise RuntimeError("pw.resilient: a run begins once; call pw.resilient again")
         run = None if self._folder is None else self._folder.open()
         try:
             self._source.open()
-            self._store.open(self._state, run)
+            self._store.open(self._training.value, run)
             self._source.positions |= self._store.positions
             disk_steps: list[int] = []
             if self._disk is not None:
                 self._source.check_saved()
-                self._disk.check(self._state)
+                self._disk.check(self._training.value)
                 disk_steps = self._disk.steps()
             self._is_open = True
             self._prepare_replicas()
-            self._core = ResilienceCore(self._store.topology, self._policy, self._store.stored, disk_steps)
-            self._apply(self._core.start(time.monotonic()))
+            core = ResilienceCore(self._store.topology, self._policy, self._store.stored, disk_steps)
+            self._recovery = RecoveryRunner(
+                core, self._training, self._metrics, self._source, self._store, self._disk, self._replicas
+            )
+            self._recovery.start()
             self._settle()
-            if self.step or self._restored is not None:
-                self._source.rewind_to_earlier_run(
-                    self.step, self._restored or f"version {self.step} in memory"
-                )
+            if self.step or self._recovery.restored is not None:
+                version = self._recovery.restored or f"version {self.step} in memory"
+                self._source.rewind_to_earlier_run(self.step, version)
         except BaseException:
             self._close(keeps=bool(self._store.stored))
             raise
@@ -198,9 +148,9 @@ class ResilientRun:
                 "pw.resilient: the source has no batch to compile the step for, which minimum= needs"
             ) from None
         if step is self._train_step and isinstance(step, Program):
-            return (step.loaded(self._state, batch),)
+            return (step.loaded(self._training.value, batch),)
         # What it calls is known by calling it, on a copy that it may donate; its results are dropped.
-        self._train_step(jax.tree.map(_copied, self._state), batch)
+        self._train_step(jax.tree.map(_copied, self._training.value), batch)
         executables = executables_of(step)
         if not executables:
             raise TypeError("pw.resilient: train_step does not call the program that feeds= names")
@@ -217,7 +167,7 @@ class ResilientRun:
                 keeps = False
             else:
                 with contextlib.suppress(Exception):
-                    note, keeps = self._save_committed()
+                    note, keeps = save_committed(self._metrics.given, self._disk, self._committed())
                     error.add_note(note)
         finally:
             self._close(keeps=keeps)
@@ -237,15 +187,15 @@ class ResilientRun:
           Exception: what `train_step` or the source raised, once the steps before were given.
         """
         checked_count("steps", count, least=0)
-        self._core_of_open_run()
+        recovery = self._opened()
         while self._metrics.given < count:
             self._mend_state()
-            self._drain()
-            self._tick()
+            recovery.drain()
+            recovery.tick()
             # Issuing comes first: devices compute while the body of the loop runs.
             if self._may_issue(count):
                 self._issue()
-            elif self._metrics.ready and not (self._is_held and self._metrics.in_flight):
+            elif self._metrics.ready and not (self._training.is_held and self._metrics.in_flight):
                 # While steps are held their metrics come first: a version of the state waits for them.
                 first = self._metrics.ready[0]
                 # Not `popleft`: Ctrl-C is raised at the end of calls, and would drop them.
@@ -253,29 +203,34 @@ class ResilientRun:
                 yield first
             elif self._metrics.in_flight:
                 self._read()
-            elif self._failure is not None:
-                self._raise_failure()
-            elif self._has_ended and not self._is_held:
+            elif self._training.failure is not None:
+                self._training.raise_failure()
+            elif self._training.has_ended and not self._training.is_held:
                 # While steps are held, a restore may still rewind the source.
                 return
             else:
-                self._store.wait(_TICK_SECONDS)
+                self._store.wait(TICK_SECONDS)
+
+    @property
+    def step(self) -> int:
+        """How many steps were issued."""
+        return self.step
 
     @property
     def state(self) -> Any:
         """The state after all steps that were issued, `run.step`: after the loop that is the last one."""
         if self._is_open:
             self._settle()
-        return self._state
+        return self._training.value
 
     @property
     def protected(self) -> bool:
         """Whether the loss of any one island, with its memory, leaves the last version whole."""
-        return self._core is not None and self._is_open and self._core.is_protected
+        return self._recovery is not None and self._is_open and self._recovery.core.is_protected
 
     def status(self) -> TrainingStatus:
         """Returns the last version, where its copies are, and what was survived."""
-        core = self._core_of_open_run()
+        core = self._opened().core
         version, committed_at = core.table.committed, core.versions.committed_at
         islands: dict[str, int] = {}
         places = self._store.topology.hosts
@@ -306,7 +261,7 @@ class ResilientRun:
           ValueError: there is no such island.
         """
         number = self._number_of(island)
-        arrays = [*jax.tree.leaves(self._state), *self._metrics.arrays]
+        arrays = [*jax.tree.leaves(self._training.value), *self._metrics.arrays]
         self._store.lose(number, memory=memory, arrays=arrays, returns=returns)
 
     @boundary
@@ -320,7 +275,7 @@ class ResilientRun:
 
     def _number_of(self, island: str) -> int:
         """Returns the number of an island."""
-        self._core_of_open_run()
+        self._opened()
         islands = {f"island{place.island}": place.island for place in self._store.topology.hosts.values()}
         if island not in islands:
             raise ValueError(f"pw.resilient: there is no island {shown(island)}, only {', '.join(islands)}")
@@ -328,285 +283,114 @@ class ResilientRun:
 
     def _may_issue(self, count: int) -> bool:
         return (
-            not self._is_held
-            and not self._has_ended
-            and self._failure is None
+            not self._training.is_held
+            and not self._training.has_ended
+            and self._training.failure is None
             and self.step < count
             and self._metrics.in_flight + len(self._metrics.ready) <= STEPS_AHEAD
         )
 
     def _issue(self) -> None:
         """Issues a step. One that fails because an island is lost is issued again later."""
-        core = self._core_of_open_run()
+        recovery = self._opened()
         try:
             try:
                 batch, position = self._source.read(self.step)
             except StopIteration:
-                self._has_ended = True
+                self._training.has_ended = True
                 return
-            self._begin_step()
-            state, metrics = _checked_result(self._train_step(self._state, batch))
+            self._training.begin()
+            state, metrics = _checked_result(self._train_step(self._training.value, batch))
             leaves, tree = self._metrics.detach(metrics, state)
         except Exception as error:
-            if not self._is_of_loss(error):
-                self._failure = error
+            if not recovery.is_of_loss(error):
+                self._training.failure = error
             return
         # After any error up to here the next try starts with the same batch, see `_mend_state`.
         with uninterrupted():
-            self._state, self._is_begun, self._before = state, False, None
+            self._training.end(state)
             self._metrics.add(self.step, leaves, tree)
             self._source.use(self.step, position)
-            self.step += 1
-            self._handle(BoundaryReached(core.attempt, self.step))
+            self._training.step += 1
+            recovery.handle(BoundaryReached(recovery.core.attempt, self.step))
         if self._replicas is not None:
             # Other programs of the step are compiled by its first call.
-            self._replicas.load_new(core.islands.present)
-
-    def _begin_step(self) -> None:
-        """Notes that a step is tried with the present state."""
-        if self._is_function:
-            # It may change containers of the state in place before it raises.
-            self._before = jax.tree.flatten(self._state)
-        self._is_begun = True
+            self._replicas.load_new(recovery.core.islands.present)
 
     def _mend_state(self) -> None:
         """Makes the state that before a step that failed; has a version restored where that is impossible."""
-        if not self._is_begun and self._problem is None:
+        if not self._training.is_begun and self._training.problem is None:
             return
         with uninterrupted():
-            if self._before is not None:
-                leaves, tree = self._before
-                self._state = tree.unflatten(leaves)
-            if self._is_begun and any(map(self._may_have_changed, jax.tree.leaves(self._state))):
-                self._problem = f"step {self.step} failed after it had taken over the state"
-            self._is_begun, self._before = False, None
+            self._training.mend()
             # The metrics of the steps before are given first, and an error of the step.
-            if self._problem is not None and self._failure is None:
-                problem, self._problem = self._problem, None
-                self._handle(StateInvalidated(problem))
-
-    def _may_have_changed(self, leaf: Any) -> bool:
-        """Returns whether a step that failed has donated a leaf of the state, or may have written to it."""
-        if isinstance(leaf, jax.Array | Array):
-            return leaf.is_deleted()
-        return self._is_function and isinstance(leaf, np.ndarray)
+            if self._training.failure is None and (problem := self._training.take_problem()) is not None:
+                self._opened().handle(StateInvalidated(problem))
 
     def _read(self) -> None:
         """Reads the metrics of the first step in flight, unless they are lost."""
         try:
             count = self._metrics.read()
         except Exception as error:
-            if self._is_of_loss(error):
+            if self._opened().is_of_loss(error):
                 return
             number = self._metrics.next_step
             if self._metrics.find_donated():
                 # From now on they are detached, see `StepMetrics.detach`.
-                self._problem = f"metrics of step {number} share memory that a later step has taken over"
+                self._training.problem = (
+                    f"metrics of step {number} share memory that a later step has taken over"
+                )
             else:
                 # The state comes from the computation that has failed.
-                self._problem, self._failure = f"step {number} failed", error
+                self._training.problem, self._training.failure = f"step {number} failed", error
             self._metrics.drop_unread()
             return
-        with uninterrupted():
-            self._handle(MetricsRead(count))
-            self._spans.read(count)
+        self._opened().note_read(count)
 
-    def _raise_failure(self) -> None:
-        """Raises the error of a step or its batch, if there is one."""
-        if self._failure is not None:
-            error, self._failure = self._failure, None
-            raise error
-
-    def _is_of_loss(self, error: Exception) -> bool:
-        """Returns whether steps in flight were lost, which is why one fails."""
-        return self._drain() or (self._store.awaits_loss(error) and self._drain())
-
-    def _core_of_open_run(self) -> ResilienceCore:
-        if self._core is None or not self._is_open:
+    def _opened(self) -> RecoveryRunner:
+        if self._recovery is None or not self._is_open:
             raise RuntimeError("pw.resilient: use it as `with pw.resilient(...) as run:`, and inside of that")
-        return self._core
-
-    def _drain(self) -> bool:
-        """Handles all events; returns whether steps in flight were lost.
-
-        Raises:
-          HostLostError: the run cannot go on.
-        """
-        core = self._core_of_open_run()
-        before = core.attempt, core.losses
-        # Ctrl-C would drop events.
-        with uninterrupted():
-            while events := [
-                *(self._disk.poll() if self._disk is not None else ()),
-                *(self._replicas.poll() if self._replicas is not None else ()),
-                *self._store.poll(),
-            ]:
-                for event in events:
-                    self._handle(event)
-        if self._disk_restore is not None:
-            # Not by the effect: Ctrl-C may interrupt it, after which it is tried again.
-            self._restore_from_disk(self._disk_restore)
-        return (core.attempt, core.losses) != before
+        return self._recovery
 
     def _settle(self) -> None:
         """Waits until steps may be issued, and runs those again whose metrics were read before a loss."""
+        recovery = self._opened()
         self._mend_state()
-        if self._problem is not None:
-            self._raise_failure()
-        self._drain()
-        while self._is_held or (self.step < self._metrics.read_steps and not self._has_ended):
-            if not self._is_held and self._metrics.in_flight <= STEPS_AHEAD:
+        if self._training.problem is not None:
+            self._training.raise_failure()
+        recovery.drain()
+        while self._training.is_held or (
+            self.step < self._metrics.read_steps and not self._training.has_ended
+        ):
+            if not self._training.is_held and self._metrics.in_flight <= STEPS_AHEAD:
                 self._issue()
             elif self._metrics.in_flight:
                 # A version of these steps may be what is waited for.
                 self._read()
             else:
-                self._store.wait(_TICK_SECONDS)
-            self._raise_failure()
+                self._store.wait(TICK_SECONDS)
+            self._training.raise_failure()
             self._mend_state()
-            self._tick()
-            self._drain()
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        # A state that may be consumed is not copied.
-        if now - self._last_tick >= _TICK_SECONDS and self._problem is None:
-            self._last_tick = now
-            with uninterrupted():
-                self._handle(RecoveryTick())
-
-    def _handle(self, event: ResilienceEvent) -> None:
-        """Handles an event. Ctrl-C must not come between the core and its effects."""
-        self._apply(self._core_of_open_run().handle(event, time.monotonic()))
-
-    def _apply(self, effects: list[ResilienceEffect]) -> None:
-        for effect in effects:
-            self._apply_one(effect)
-
-    def _apply_one(self, effect: ResilienceEffect) -> None:
-        self._spans.apply(effect, self.step)
-        match effect:
-            case Log(level, text):
-                log.log(level, "pw.resilient: %s", shortened(text))
-            case TakeSnapshot(key):
-                self._handle(SnapshotStarted(key, self._store.take(key, self._state)))
-            case MakeCopies(key, copies):
-                self._store.make_copies(key, copies)
-            case CommitVersion(key):
-                self._store.commit(key, self._source.positions[key.step])
-            case KeepVersions(hosts, keys):
-                self._store.keep(hosts, keys)
-                self._source.drop_before(min((key.step for key in keys), default=0))
-            case HoldSteps():
-                self._is_held = True
-                self._drop_state_if_lost()
-            case RestoreState():
-                self._restore(effect)
-            case ResumeSteps():
-                self._is_held = False
-                if self._replicas is not None:
-                    self._replicas.load_ahead(self._core_of_open_run().islands.present)
-            case SaveToDisk(key):
-                self._save_to_disk(key)
-            case PrepareReplicas(replicas):
-                assert self._replicas is not None
-                self._replicas.prepare(replicas)
-            case ReleaseIsland(island):
-                # Before: an island that leaves is back when nothing of it is held any more.
-                self._drop_state_if_lost()
-                self._store.release(island)
-            case AbandonRun(why):
-                self._abandoned = shortened(why)
-                if self._core_of_open_run().losses == 0 and self._disk_error is not None:
-                    raise ValueError(
-                        f"pw.resilient: {self._abandoned}; pass another folder as disk= to start anew"
-                    ) from self._disk_error
-                raise lost(f"pw.resilient: {self._abandoned}").error()
-
-    def _restore(self, restore: RestoreState) -> None:
-        self._is_held = True
-        # Before the restore: devices may not have room for two states.
-        self._drop_state()
-        if self._replicas is not None:
-            try:
-                # Before, since to load a program waits for islands that are lost.
-                self._store.check(self._store.topology.islands(restore.replicas))
-                self._replicas.run_on(restore.replicas)
-            except HostError as error:
-                # Another island is lost, too, which an event says: then there is another order to restore.
-                log.warning("pw.resilient: %s", error)
-                return
-        self._disk_restore = restore if restore.key is None else None
-        if restore.key is not None:
-            self._state = self._store.restore(restore)
-        self.step = restore.step
-        self._has_ended = False
-
-    def _drop_state_if_lost(self) -> None:
-        """Drops the state if a version of it is restored later."""
-        if isinstance(self._core_of_open_run().phase, WaitingForIslands):
-            self._drop_state()
-
-    def _drop_state(self) -> None:
-        self._metrics.drop_unread()
-        # A step that failed is run again with those before it.
-        self._failure, self._is_begun, self._before, self._problem = None, False, None, None
-        self._state = None
-        self._source.close()
-
-    def _save_to_disk(self, key: VersionKey) -> None:
-        assert self._disk is not None
-        try:
-            version = self._store.version(key)
-        except (HostError, KeyError) as error:
-            # An island is lost, which an event says, now or later.
-            self._handle(DiskSaveFailed(key, str(error.args[0])))
-            return
-        self._disk.begin(key, version, self._source.positions[key.step])
-
-    def _restore_from_disk(self, restore: RestoreState) -> None:
-        """Reads a version from disk, and reports what became of it."""
-        assert self._disk is not None
-        where = f"{self._disk.folder}/{restore.step}"
-        events: list[ResilienceEvent]
-        try:
-            runs_all = self._replicas is None or restore.replicas == self._replicas.all
-            state, position = self._disk.restore(restore.step, self._source.position_of, places=runs_all)
-        except Exception as error:
-            if isinstance(error, OtherTreeError) and self._core_of_open_run().losses == 0:
-                # The folder is another one than the user thinks.
-                raise
-            if isinstance(error, HostError) and self._store.awaits_loss(error):
-                # An event names the lost islands, and another order to restore follows it.
-                return
-            self._disk_error = error
-            why = f"{where}: {type(error).__name__}: {shortened(str(error))}"
-            events = [RestoreFailed(restore.attempt, restore.hosts[0], None, why)]
-        else:
-            self._state, self._restored = state, where
-            self._source.positions[restore.step] = position
-            events = [HostRestored(restore.attempt, host) for host in restore.hosts]
-        with uninterrupted():
-            self._disk_restore = None
-            for event in events:
-                self._handle(event)
+            recovery.tick()
+            recovery.drain()
 
     def _finish(self) -> None:
         """Waits for the last state, and saves it to disk, so that the same call has nothing left to do."""
-        if self._core is None or self._abandoned is not None:
+        if self._recovery is None or self._recovery.abandoned is not None:
             return
         while True:
             self._settle()
             try:
                 # A loss up to this point is still recovered from: the next iteration runs the steps again.
-                jax.block_until_ready(self._state)
+                jax.block_until_ready(self._training.value)
                 self._save_last()
                 return
             except Exception as error:
-                if not self._is_of_loss(error):
+                if not self._recovery.is_of_loss(error):
                     raise
 
     def _save_last(self) -> None:
+        """Saves the last state to disk, unless it is there."""
         if self._disk is None:
             return
         self._disk.wait()
@@ -614,46 +398,13 @@ class ResilientRun:
         if latest is not None and self.step <= latest:
             return
         try:
-            self._disk.save(self.step, self._state, self._source.positions[self.step])
+            self._disk.save(self.step, self._training.value, self._source.positions[self.step])
         except Exception as error:
-            error.add_note(self._unsaved())
+            error.add_note(where_unsaved(self.step, self._committed()))
             raise
 
-    def _unsaved(self) -> str:
-        """Returns where the last state is, which could not be saved to disk."""
-        text = f"pw.resilient: the state after step {self.step} is in memory, as run.state of this process"
-        committed = None if self._core is None else self._core.table.committed
-        if committed is None or not self._store.outlives:
-            return text
-        return f"{text}; {committed.key} is in memory of the hosts: the same call resumes from it"
-
-    def _save_committed(self) -> tuple[str, bool]:
-        """Saves the last committed version to disk.
-
-        Returns:
-          What to tell the user, and whether the version is in memory alone, where it is to stay.
-        """
-        stopped = f"pw.resilient: stopped after step {self._metrics.given}"
-        if self._disk is None:
-            return f"{stopped}; without disk= nothing of the run is kept", False
-        committed = None if self._core is None or self._abandoned else self._core.table.committed
-        step = -1 if committed is None else committed.key.step
-        latest = -1
-        try:
-            self._disk.wait()
-            latest = max(self._disk.steps(), default=-1)
-            if committed is not None and step > latest:
-                self._disk.save(step, self._store.version(committed.key), self._source.positions[step])
-                latest = step
-        except Exception as error:
-            why = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
-            if step >= 0 and self._store.outlives:
-                return f"{stopped}; version {step} is in memory: the same call resumes from it ({why})", True
-            # Such as an island that is lost, or has left, and is not back.
-            stopped += f"; saving has failed ({why})"
-        if latest < 0:
-            return f"{stopped}, before a version was saved", False
-        return f"{stopped}; version {latest} is in {self._disk.folder}: the same call resumes from it", False
+    def _committed(self) -> CommittedVersion | None:
+        return None if self._recovery is None else self._recovery.committed()
 
     def _close(self, *, keeps: bool) -> None:
         try:
@@ -666,10 +417,9 @@ class ResilientRun:
         if self in open_runs:
             open_runs.remove(self)
         self._source.close()
-        if self._core is not None and self._abandoned is None:
-            self._apply(self._core.handle(RunEnded(keeps), time.monotonic()))
+        if self._recovery is not None:
+            self._recovery.close(keeps=keeps)
         self._is_open = False
-        self._spans.close()
         if self._replicas is not None:
             self._replicas.close()
         self._metrics.drop_unread()

@@ -7,7 +7,7 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
 from pathways.runtime.resilience.effects import RestoreState
 from pathways.runtime.resilience.events import ResilienceEvent
 from pathways.runtime.resilience.records import (

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pathways.compiler.resilience.host_layouts import HostArrayLayout, layout_of_array
-from pathways.compiler.resilience.host_replicas import HostReplicaLayouts, SlicePlacement
+from pathways.compiler.resilience.layouts.host_layouts import HostArrayLayout, layout_of_array
+from pathways.compiler.resilience.layouts.host_replicas import HostReplicaLayouts, SlicePlacement
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import shard_indices

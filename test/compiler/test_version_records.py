@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from check import assert_equal
 
+from pathways.compiler.resilience.layouts.version_records import (
+    RecordedVersion,
+    VersionRecorder,
+    read_versions,
+)
 from pathways.compiler.resilience.run_folder import RUN_FILE, RunFolder
-from pathways.compiler.resilience.version_records import RecordedVersion, VersionRecorder, read_versions
 from pathways.runtime.resilience.records import VersionKey
 
 KEY = VersionKey(4, 1)

@@ -25,8 +25,8 @@ import pathways as pw
 from pathways.compiler import stages
 from pathways.compiler.backends import backend
 from pathways.compiler.backends.replica_executable import programs_on, run_on_replicas
-from pathways.compiler.resilience.array_layouts import SharedDimensions
-from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.compiler.resilience.layouts.array_layouts import SharedDimensions
+from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
 from pathways.runtime.clusters import connect as clients
 from pathways.runtime.resilience.events import WorkersLeaving
 

@@ -23,9 +23,9 @@ from test_fewer_replicas import MODELS, Trainer, batches, bits, on_host
 from test_resilient_hosts import kill, nothing_left
 
 import pathways as pw
-from pathways.compiler.resilience import host_store
 from pathways.compiler.resilience.host_store import HostStore
-from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
+from pathways.compiler.resilience.memory import memory_calls
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.array import Array
@@ -218,9 +218,10 @@ def test_fewer_replicas_on_hosts_survive_kills_while_growing_back(
     step = RecordedStep(functools.partial(Trainer, zero1=True))
     every = tuple(range(4))
     with training(step, every=3, minimum=3) as run:
+        core = run._recovery.core
         owner, method, is_due = {
             "load": (StepReplicas, "_load", lambda numbers: numbers == every != run._replicas.running),
-            "snapshot": (HostStore, "make_copies", lambda *_: isinstance(run._core.phase, StepsHeld)),
+            "snapshot": (HostStore, "make_copies", lambda *_: isinstance(core.phase, StepsHeld)),
             "switch": (StepReplicas, "run_on", lambda numbers: numbers == every),
             "restore": (HostStore, "restore", lambda restore: restore.replicas == every),
         }[where]
@@ -421,9 +422,9 @@ def test_fewer_replicas_on_hosts_need_space_for_any_number_of_them(
 ) -> None:
     """Two replicas keep more of the optimizer's state for each other than three."""
     pw.connect(hosts=3, devices_per_host=2)
-    values_of, free = host_store.values_of, 6000
+    values_of, free = memory_calls.values_of, 6000
     monkeypatch.setattr(
-        host_store,
+        memory_calls,
         "values_of",
         # As if each host had memory of its own.
         lambda hosts, call: [

@@ -40,8 +40,8 @@ def train(lose: Callable[[Any], None]) -> None:
     with pw.resilient(step, [np.eye(8, dtype=np.float32)] * 2, [batch] * 12, every=3) as run:
         for n, _ in run.steps(12):
             # A version may take longer than steps that compute next to nothing.
-            while (pending := run._core.table.pending) is not None and pending.key.step <= n + 1:
-                run._drain()
+            while (pending := run._recovery.core.table.pending) is not None and pending.key.step <= n + 1:
+                run._recovery.drain()
                 run._store.wait(0.1)
             if n == 7:
                 lose(run)

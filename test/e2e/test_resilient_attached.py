@@ -284,11 +284,14 @@ def test_resilient_run_is_out_of_reach_for_other_clients(serve, folder, monkeypa
     expected = undisturbed(step, state, source)
     eve = service.attach("eve")
     with pw.resilient(step, state, source, every=3) as run:
-        name = run._store._run
+        name = run._store._calls.run
 
         def attack() -> None:
             is_protected_again(run)
-            key = [run._core.table.committed.key.step, run._core.table.committed.key.attempt]
+            key = [
+                run._recovery.core.table.committed.key.step,
+                run._recovery.core.table.committed.key.attempt,
+            ]
             address = eve.hosts[0].ready.probe_address
             (blocks,) = {tuple(names) for _, _, names in opened(key)}
             source = {"key": key, "host": 0, "address": address, "blocks": [*blocks]}

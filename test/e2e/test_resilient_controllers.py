@@ -19,7 +19,7 @@ from check import assert_equal
 from killed_controller import STEPS, resilient, settle, trainer
 
 import pathways as pw
-from pathways.compiler.resilience import host_store
+from pathways.compiler.resilience.memory import memory_calls
 
 pytestmark = [pytest.mark.hosts, pytest.mark.process]
 
@@ -147,7 +147,7 @@ def test_resilient_run_records_copies_that_are_made_again(own_workers, tmp_path)
             settle(run, n + 1)
         run.lose("island1", memory=True)
         while not (run.status().losses and run.protected):
-            run._drain()
+            run._recovery.drain()
             run._store.wait(0.05)
         assert run.status().version == 4
         killed_controller.recorded(run, left.memory)
@@ -279,13 +279,13 @@ def test_resilient_run_in_memory_stays_until_its_space_is_needed(own_workers, le
     with other() as run:
         list(run.steps(2))
     assert kept.exists()
-    monkeypatch.setattr(host_store, "values_of", short_of_space)
+    monkeypatch.setattr(memory_calls, "values_of", short_of_space)
     with pytest.raises(OSError, match="snapshots need at least"), other():
         pass
     assert not kept.exists()
 
 
-values_of = host_store.values_of
+values_of = memory_calls.values_of
 
 
 def short_of_space(*call: Any) -> Any:

@@ -24,7 +24,7 @@ from resilient_training import (
 )
 
 import pathways as pw
-from pathways.compiler.resilience import host_store
+from pathways.compiler.resilience.memory import memory_calls
 
 pytestmark = pytest.mark.hosts
 
@@ -125,9 +125,9 @@ def test_resilient_training_needs_space_before_the_first_step(own_workers, monke
     step, state = stages()
     source = batches()
     placed, _ = step(state, source[0])
-    values_of, free = host_store.values_of, 2048
+    values_of, free = memory_calls.values_of, 2048
     monkeypatch.setattr(
-        host_store, "values_of", lambda *call: [own | {"bytes": free} for own in values_of(*call)]
+        memory_calls, "values_of", lambda *call: [own | {"bytes": free} for own in values_of(*call)]
     )
     for given, needed in ((state, "at least 4 KiB"), (placed, "4 KiB")):
         with pytest.raises(OSError, match="snapshots need") as refused, pw.resilient(step, given, source):
@@ -165,7 +165,7 @@ def test_resilient_training_goes_on_from_disk_when_memory_is_lost_on_hosts(own_w
 
     def lose_memory(run: Any) -> None:
         while run.status().disk is None:
-            run._drain()
+            run._recovery.drain()
             run._store.wait(0.1)
         run.lose("island0", memory=True)
         run.lose("island1", memory=True)
@@ -213,5 +213,5 @@ def test_resilient_training_goes_on_without_an_island_that_it_does_not_use(own_w
         final = jax.device_get(run.state)
         status = run.status()
         assert (status.losses, status.protected) == (1, True)
-        assert run._core.attempt == 1
+        assert run._recovery.core.attempt == 1
     assert_equal((metrics, final), expected)

@@ -16,7 +16,7 @@ from models import layer
 from resilient_training import KillsInCalls, batches, kill, nothing_left, stages, train, trainer, undisturbed
 
 import pathways as pw
-from pathways.compiler.resilience.host_store import HostStore
+from pathways.compiler.resilience.memory.known_islands import KnownIslands
 from pathways.runtime.clusters.connect import controller
 
 pytestmark = pytest.mark.hosts
@@ -106,11 +106,11 @@ def test_resilient_training_runs_no_step_again_when_a_worker_leaves_in_a_snapsho
 def test_resilient_training_ends_while_an_island_opens_its_memory(own_workers, monkeypatch):
     """New workers remove what they have, too, though no reply of theirs was read."""
     pw.connect(hosts=3)
-    monkeypatch.setattr(HostStore, "_on_opened", lambda *_: list)
+    monkeypatch.setattr(KnownIslands, "_on_opened", lambda *_: list)
 
     def wait_until_it_opens(run: Any) -> None:
-        while run._store._islands[2].opening is None:
-            run._drain()
+        while run._store._islands.known[2].opening is None:
+            run._recovery.drain()
             run._store.wait(0.1)
 
     CountedStep(*stages()).check(lambda run: {4: lambda: leave(2), 9: lambda: wait_until_it_opens(run)})
@@ -182,13 +182,13 @@ def test_resilient_training_goes_on_from_memory_after_ctrl_c_while_an_island_is_
         list(run.steps(4))
 
     def stop_while_away() -> None:
-        while (last := run._core.table.committed) is None or last.key.step <= 4:
-            run._drain()
+        while (last := run._recovery.core.table.committed) is None or last.key.step <= 4:
+            run._recovery.drain()
             run._store.wait(0.1)
         wait, process = run._store.wait, controller().hosts[1].process
 
         def interrupted(seconds: float) -> None:
-            if run._core.islands.hosts == (0, 1):
+            if run._recovery.core.islands.hosts == (0, 1):
                 wait(seconds)
                 return
             assert process.exit_status(10) is not None

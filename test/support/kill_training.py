@@ -279,7 +279,7 @@ class Killer:
         for island in victims:
             self._count(island)
         if what == "memory":
-            losses = self._run._core.losses
+            losses = self._run._recovery.core.losses
             # A second loss of memory may come once the copies were made again.
             if not self._run.protected or losses <= self._memory_lost_at:
                 return
@@ -330,7 +330,7 @@ class Killer:
         return island not in self._idle or time.monotonic() - self._idle_since.get(island, -IDLE_S) >= IDLE_S
 
     def _note(self, when: str, what: str) -> None:
-        phase = type(self._run._core.phase).__name__
+        phase = type(self._run._recovery.core.phase).__name__
         at = time.monotonic() - self._began
         self.history.append(f"{at:8.3f} s, step {self.steps}, {phase}, {when}: {what}")
         self.kills += 1

@@ -60,22 +60,22 @@ def resilient(disk: str | os.PathLike[str], state: Any = None, **options: Any) -
 
 def settle(run: Any, step: int) -> None:
     """Waits until versions up to a step are committed, and none is being saved."""
-    table = run._core.table
+    table = run._recovery.core.table
     while (table.pending is not None and table.pending.key.step <= step) or table.saving is not None:
-        run._drain()
+        run._recovery.drain()
         run._store.wait(0.05)
 
 
 def copied(run: Any) -> None:
     """Waits until the version that is not committed has all its copies."""
-    while run._core.table.pending.pending:
-        run._drain()
+    while run._recovery.core.table.pending.pending:
+        run._recovery.drain()
         run._store.wait(0.05)
 
 
 def recorded(run: Any, memory: Path) -> None:
     """Waits until both hosts have the record of the last version that was committed."""
-    step = run._core.table.committed.key.step
+    step = run._recovery.core.table.committed.key.step
     while len([*memory.glob(f"kept-*/host*/{step}.*/committed")]) < 2:
         time.sleep(0.01)
 

@@ -18,7 +18,7 @@ from check import assert_equal
 from models import layer, squared_error
 
 import pathways as pw
-from pathways.compiler.resilience.host_store import HostStore
+from pathways.compiler.resilience.memory.memory_calls import MemoryCalls
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.resilience.snapshots.host_snapshots import default_snapshot_folder
 
@@ -96,8 +96,8 @@ def train(run: Any, losses: dict[int, Callable[[], Any]], count: int = STEPS) ->
         assert n == len(found)
         found.append(metrics)
         losses.get(n, lambda: None)()
-        while (pending := run._core.table.pending) is not None and pending.key.step <= n + 1:
-            run._drain()
+        while (pending := run._recovery.core.table.pending) is not None and pending.key.step <= n + 1:
+            run._recovery.drain()
             run._store.wait(0.1)
     return found
 
@@ -126,7 +126,7 @@ def train_through_kills(caplog: pytest.LogCaptureFixture) -> None:
 def is_protected_again(run: Any) -> None:
     """Waits until lost copies are replaced, while no steps run."""
     while not run.protected:
-        run._drain()
+        run._recovery.drain()
         run._store.wait(0.1)
 
 
@@ -159,7 +159,7 @@ class KillsInCalls:
     ) -> None:
         self.left = len(when)
         count = 0
-        called = HostStore._call
+        called = MemoryCalls.call
 
         def call(
             store: Any, name: str, gang: Any, hosts: Any, lane: int, named: Any, *rest: Any, **more: Any
@@ -173,4 +173,4 @@ class KillsInCalls:
                 count += 1
             return result
 
-        monkeypatch.setattr(HostStore, "_call", call)
+        monkeypatch.setattr(MemoryCalls, "call", call)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.specs import dims_of
-from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
 from pathways.runtime.local.devices import mesh_of
 from pathways.runtime.plan.block_rows import Bounds, Rows, block_name, blocks_in, common_bounds, rows_of
 from pathways.runtime.resources.manager import Binding

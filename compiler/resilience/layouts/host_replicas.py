@@ -6,8 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from pathways.compiler.resilience.array_layouts import SharedDimensions
-from pathways.compiler.resilience.step_replicas import StepReplicas
+from pathways.compiler.resilience.layouts.array_layouts import SharedDimensions
+from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
 from pathways.runtime.plan.block_rows import Rows

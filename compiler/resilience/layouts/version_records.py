@@ -20,8 +20,8 @@ import numpy as np
 
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.lower.structures import is_key
-from pathways.compiler.resilience.host_layouts import HostArrayLayout, layout_at, placement_at
-from pathways.compiler.resilience.host_replicas import HostReplicaLayout
+from pathways.compiler.resilience.layouts.host_layouts import HostArrayLayout, layout_at, placement_at
+from pathways.compiler.resilience.layouts.host_replicas import HostReplicaLayout
 from pathways.dialect.plain_data import PlainDataError, parse_json, read_record
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.protocol.messages import DeviceLayout

@@ -12,7 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.resilience.host_replicas import HostReplicaLayout, HostReplicaLayouts, SlicePlacement
+from pathways.compiler.resilience.layouts.host_replicas import (
+    HostReplicaLayout,
+    HostReplicaLayouts,
+    SlicePlacement,
+)
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, ResultArray

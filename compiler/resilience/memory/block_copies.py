@@ -1,0 +1,154 @@
+"""Copies of blocks of versions: from arrays to the memory of their host, and from there to another host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from pathways.compiler.data.on_hosts import lanes
+from pathways.compiler.resilience.layouts.host_layouts import StateOnHosts
+from pathways.compiler.resilience.memory.known_islands import KnownIslands
+from pathways.compiler.resilience.memory.memory_calls import MemoryCalls
+from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.cluster.host import HostGang, Location
+from pathways.runtime.resilience.events import CopyCompleted, CopyFailed, ResilienceEvent
+from pathways.runtime.resilience.records import BlockCopy, Blocks, HostPlace, VersionKey
+
+NO_BLOCKS: Blocks = frozenset()
+
+
+class BlockCopies:
+    """Copies in flight, and those that wait until their source has the blocks.
+
+    Args:
+      kept: the versions in memory.
+      hosts: the places of the hosts.
+    """
+
+    def __init__(
+        self,
+        calls: MemoryCalls,
+        islands: KnownIslands,
+        kept: Mapping[VersionKey, StateOnHosts],
+        hosts: Mapping[int, HostPlace],
+    ) -> None:
+        self._calls = calls
+        self._islands = islands
+        self._kept = kept
+        self._hosts = hosts
+        self._stream_lane = next(lanes)
+        # Copies of what hosts do not have in their memory yet.
+        self._waiting: list[tuple[VersionKey, BlockCopy]] = []
+
+    def _gang_of(self, host: int) -> HostGang:
+        return self._islands.known[self._hosts[host].island].gang
+
+    def _is_present(self, host: int) -> bool:
+        return self._islands.known[self._hosts[host].island].is_present
+
+    def make(self, key: VersionKey, kept: StateOnHosts, copies: Sequence[BlockCopy]) -> None:
+        """Begins copies of the blocks of a version."""
+        for copy in copies:
+            if copy.source == copy.target:
+                self._begin_own_copy(key, kept, copy)
+            else:
+                self._waiting.append((key, copy))
+        # The calls have their place in the order of steps, so later steps may donate the arrays.
+        kept.arrays.clear()
+        self.begin_waiting()
+
+    def _begin_own_copy(self, key: VersionKey, kept: StateOnHosts, copy: BlockCopy) -> None:
+        gang = self._gang_of(copy.target)
+        taken: list[tuple[Array, Location]] = []
+        names: list[str] = []
+        blocks: list[Any] = []
+        wanted = set(copy.blocks)
+        for n, array in kept.arrays.items():
+            for place in kept.leaves[n].at(gang.number):
+                own = [block for block in place.blocks if block.host == copy.target and block.name in wanted]
+                if not own:
+                    continue
+                for block in own:
+                    # Devices of one host may have the same block, which is written once.
+                    if block.name in wanted:
+                        wanted.discard(block.name)
+                        blocks.append((len(taken), block.shard, block.name, block.rows, block.shard_rows))
+                taken.append((array, gang.location(place.layout, place.part)))
+                names.append(kept.leaves[n].name)
+        named = {"key": plain_key(key), "copy": copy.number, "names": names, "blocks": blocks}
+        tree = {"t": [{"l": [*range(len(taken))]}]}
+        self._copy("write", self._calls.memory_lane, key, copy, named, taken, tree)
+
+    def begin_waiting(self) -> None:
+        """Begins copies whose source has the blocks in its memory."""
+        waiting, self._waiting = self._waiting, []
+        for key, copy in waiting:
+            kept = self._kept.get(key)
+            if kept is None:
+                # It was dropped, and nobody waits for it.
+                continue
+            if not self._is_present(copy.source):
+                if self._is_present(copy.target):
+                    self._calls.events.append(CopyFailed(copy.number, f"host {copy.source} is lost"))
+            elif copy.blocks <= kept.copies.get(copy.source, NO_BLOCKS):
+                self._copy(
+                    "receive",
+                    self._stream_lane,
+                    key,
+                    copy,
+                    source_of(self._calls, key, copy.source, copy.blocks),
+                )
+            else:
+                self._waiting.append((key, copy))
+
+    def _copy(
+        self,
+        function: str,
+        lane: int,
+        key: VersionKey,
+        copy: BlockCopy,
+        named: dict[str, Any],
+        taken: Sequence[tuple[Array, Location]] = (),
+        tree: Any = None,
+    ) -> None:
+        """Calls the function that makes a copy, on its target."""
+        gang = self._gang_of(copy.target)
+
+        def on_end() -> list[ResilienceEvent]:
+            if gang.is_lost():
+                # When it returns it reports what it has.
+                return []
+            if (why := self._calls.failure_of(call, copy.target)) is not None:
+                return [CopyFailed(copy.number, why)]
+            if (kept := self._kept.get(key)) is not None:
+                kept.copies[copy.target] = kept.copies.get(copy.target, NO_BLOCKS) | copy.blocks
+                if kept.record is not None:
+                    # It was committed before: another controller has to know of this copy, too.
+                    named = {"key": plain_key(key), "record": kept.record}
+                    with contextlib.suppress(HostError):
+                        self._calls.call("commit", gang, [copy.target], self._calls.memory_lane, named)
+            return [CopyCompleted(copy.number)]
+
+        try:
+            call = self._calls.call(
+                function, gang, [copy.target], lane, named | {"copy": copy.number}, taken, tree
+            )
+        except (HostError, RuntimeError, KeyError) as error:
+            # Arrays of a step that failed, or of a lost island.
+            if not gang.is_lost():
+                self._calls.events.append(CopyFailed(copy.number, str(error)))
+            return
+        self._calls.expect(call, on_end)
+
+
+def source_of(calls: MemoryCalls, key: VersionKey, host: int, blocks: Collection[str]) -> dict[str, Any]:
+    """Returns the arguments of a function that reads blocks of another host."""
+    address = calls.client.hosts[host].ready.probe_address
+    return {"key": plain_key(key), "host": host, "address": address, "blocks": sorted(blocks)}
+
+
+def plain_key(key: VersionKey) -> tuple[int, int]:
+    """Returns a version as functions of workers get it."""
+    return key.step, key.attempt

@@ -1,0 +1,263 @@
+"""Recoveries of a run: does what the core of `runtime.resilience` decides, and reports what became of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from pathways.compiler.data.checkpoint import OtherTreeError
+from pathways.compiler.resilience.disk import DiskVersions
+from pathways.compiler.resilience.last_save import CommittedVersion
+from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
+from pathways.compiler.resilience.recovery_spans import RecoverySpans
+from pathways.compiler.resilience.settings import shortened
+from pathways.compiler.resilience.source import RewindableSource
+from pathways.compiler.resilience.step_metrics import StepMetrics
+from pathways.compiler.resilience.store import SnapshotStore
+from pathways.compiler.resilience.training import Training
+from pathways.runtime.control.effects import Log
+from pathways.runtime.control.records.errors import HostError, lost
+from pathways.runtime.hosts.protocol.interrupts import uninterrupted
+from pathways.runtime.resilience.core import ResilienceCore
+from pathways.runtime.resilience.effects import (
+    AbandonRun,
+    CommitVersion,
+    HoldSteps,
+    KeepVersions,
+    MakeCopies,
+    PrepareReplicas,
+    ReleaseIsland,
+    ResilienceEffect,
+    RestoreState,
+    ResumeSteps,
+    SaveToDisk,
+    TakeSnapshot,
+)
+from pathways.runtime.resilience.events import (
+    DiskSaveFailed,
+    HostRestored,
+    MetricsRead,
+    RecoveryTick,
+    ResilienceEvent,
+    RestoreFailed,
+    RunEnded,
+    SnapshotStarted,
+)
+from pathways.runtime.resilience.phases import WaitingForIslands
+from pathways.runtime.resilience.records import VersionKey
+
+TICK_SECONDS = 0.2
+
+log = logging.getLogger("pathways")
+
+
+class RecoveryRunner:
+    """Runner of the effects of the core of resilience.
+
+    Args:
+      core: the core.
+      training: how far training is, which a restore changes.
+      metrics: the metrics of steps, which a restore drops.
+      replicas: the replicas of the step; None if there cannot be fewer.
+
+    Attributes:
+      core: see above.
+      abandoned: why the run cannot go on; None while it can.
+      restored: the version on disk that was restored last; None without one.
+    """
+
+    def __init__(
+        self,
+        core: ResilienceCore,
+        training: Training,
+        metrics: StepMetrics,
+        source: RewindableSource,
+        store: SnapshotStore,
+        disk: DiskVersions | None,
+        replicas: StepReplicas | None,
+    ) -> None:
+        self.core = core
+        self.abandoned: str | None = None
+        self.restored: str | None = None
+        self._training = training
+        self._metrics = metrics
+        self._source = source
+        self._store = store
+        self._disk = disk
+        self._replicas = replicas
+        # What is to be read from disk, and why that failed.
+        self._disk_restore: RestoreState | None = None
+        self._disk_error: Exception | None = None
+        self._last_tick = 0.0
+        self._spans = RecoverySpans()
+
+    def start(self) -> None:
+        """Starts the core, which may have an earlier version restored."""
+        self._apply(self.core.start(time.monotonic()))
+
+    def close(self, *, keeps: bool) -> None:
+        """Ends the run; with `keeps` the versions in memory stay."""
+        if self.abandoned is None:
+            self._apply(self.core.handle(RunEnded(keeps), time.monotonic()))
+        self._spans.close()
+
+    def note_read(self, count: int) -> None:
+        """Notes that the metrics of all steps before one were read."""
+        with uninterrupted():
+            self.handle(MetricsRead(count))
+            self._spans.read(count)
+
+    def committed(self) -> CommittedVersion | None:
+        """Returns the last committed version; None without one."""
+        version = None if self.abandoned else self.core.table.committed
+        if version is None:
+            return None
+        return CommittedVersion(version.key, self._source.positions.get(version.key.step), self._store)
+
+    def drain(self) -> bool:
+        """Handles all events; returns whether steps in flight were lost.
+
+        Raises:
+          HostLostError: the run cannot go on.
+        """
+        before = self.core.attempt, self.core.losses
+        # Ctrl-C would drop events.
+        with uninterrupted():
+            while events := [
+                *(self._disk.poll() if self._disk is not None else ()),
+                *(self._replicas.poll() if self._replicas is not None else ()),
+                *self._store.poll(),
+            ]:
+                for event in events:
+                    self.handle(event)
+        if self._disk_restore is not None:
+            # Not by the effect: Ctrl-C may interrupt it, after which it is tried again.
+            self._restore_from_disk(self._disk_restore)
+        return (self.core.attempt, self.core.losses) != before
+
+    def tick(self) -> None:
+        """Passes the time to the core."""
+        now = time.monotonic()
+        # A state that may be consumed is not copied.
+        if now - self._last_tick >= TICK_SECONDS and self._training.problem is None:
+            self._last_tick = now
+            with uninterrupted():
+                self.handle(RecoveryTick())
+
+    def handle(self, event: ResilienceEvent) -> None:
+        """Handles an event. Ctrl-C must not come between the core and its effects."""
+        self._apply(self.core.handle(event, time.monotonic()))
+
+    def _apply(self, effects: list[ResilienceEffect]) -> None:
+        for effect in effects:
+            self._apply_one(effect)
+
+    def _apply_one(self, effect: ResilienceEffect) -> None:
+        self._spans.apply(effect, self._training.step)
+        match effect:
+            case Log(level, text):
+                log.log(level, "pw.resilient: %s", shortened(text))
+            case TakeSnapshot(key):
+                self.handle(SnapshotStarted(key, self._store.take(key, self._training.value)))
+            case MakeCopies(key, copies):
+                self._store.make_copies(key, copies)
+            case CommitVersion(key):
+                self._store.commit(key, self._source.positions[key.step])
+            case KeepVersions(hosts, keys):
+                self._store.keep(hosts, keys)
+                self._source.drop_before(min((key.step for key in keys), default=0))
+            case HoldSteps():
+                self._training.is_held = True
+                self._drop_state_if_lost()
+            case RestoreState():
+                self._restore(effect)
+            case ResumeSteps():
+                self._training.is_held = False
+                if self._replicas is not None:
+                    self._replicas.load_ahead(self.core.islands.present)
+            case SaveToDisk(key):
+                self._save_to_disk(key)
+            case PrepareReplicas(replicas):
+                assert self._replicas is not None
+                self._replicas.prepare(replicas)
+            case ReleaseIsland(island):
+                # Before: an island that leaves is back when nothing of it is held any more.
+                self._drop_state_if_lost()
+                self._store.release(island)
+            case AbandonRun(why):
+                self.abandoned = shortened(why)
+                if self.core.losses == 0 and self._disk_error is not None:
+                    raise ValueError(
+                        f"pw.resilient: {self.abandoned}; pass another folder as disk= to start anew"
+                    ) from self._disk_error
+                raise lost(f"pw.resilient: {self.abandoned}").error()
+
+    def _restore(self, restore: RestoreState) -> None:
+        self._training.is_held = True
+        # Before the restore: devices may not have room for two states.
+        self._drop_state()
+        if self._replicas is not None:
+            try:
+                # Before, since to load a program waits for islands that are lost.
+                self._store.check(self._store.topology.islands(restore.replicas))
+                self._replicas.run_on(restore.replicas)
+            except HostError as error:
+                # Another island is lost, too, which an event says: then there is another order to restore.
+                log.warning("pw.resilient: %s", error)
+                return
+        self._disk_restore = restore if restore.key is None else None
+        if restore.key is not None:
+            self._training.value = self._store.restore(restore)
+        self._training.step = restore.step
+        self._training.has_ended = False
+
+    def _drop_state_if_lost(self) -> None:
+        """Drops the state if a version of it is restored later."""
+        if isinstance(self.core.phase, WaitingForIslands):
+            self._drop_state()
+
+    def _drop_state(self) -> None:
+        self._metrics.drop_unread()
+        self._training.drop()
+        self._source.close()
+
+    def _save_to_disk(self, key: VersionKey) -> None:
+        assert self._disk is not None
+        try:
+            version = self._store.version(key)
+        except (HostError, KeyError) as error:
+            # An island is lost, which an event says, now or later.
+            self.handle(DiskSaveFailed(key, str(error.args[0])))
+            return
+        self._disk.begin(key, version, self._source.positions[key.step])
+
+    def _restore_from_disk(self, restore: RestoreState) -> None:
+        """Reads a version from disk, and reports what became of it."""
+        assert self._disk is not None
+        where = f"{self._disk.folder}/{restore.step}"
+        events: list[ResilienceEvent]
+        try:
+            runs_all = self._replicas is None or restore.replicas == self._replicas.all
+            state, position = self._disk.restore(restore.step, self._source.position_of, places=runs_all)
+        except Exception as error:
+            if isinstance(error, OtherTreeError) and self.core.losses == 0:
+                # The folder is another one than the user thinks.
+                raise
+            if isinstance(error, HostError) and self._store.awaits_loss(error):
+                # An event names the lost islands, and another order to restore follows it.
+                return
+            self._disk_error = error
+            why = f"{where}: {type(error).__name__}: {shortened(str(error))}"
+            events = [RestoreFailed(restore.attempt, restore.hosts[0], None, why)]
+        else:
+            self._training.value, self.restored = state, where
+            self._source.positions[restore.step] = position
+            events = [HostRestored(restore.attempt, host) for host in restore.hosts]
+        with uninterrupted():
+            self._disk_restore = None
+            for event in events:
+                self.handle(event)
+
+    def is_of_loss(self, error: Exception) -> bool:
+        """Returns whether steps in flight were lost, which is why one fails."""
+        return self.drain() or (self._store.awaits_loss(error) and self.drain())
