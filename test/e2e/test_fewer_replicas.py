@@ -545,7 +545,7 @@ def test_fewer_replicas_of_programs_on_hosts_after_a_kill(monkeypatch: pytest.Mo
     clients.controller().hosts[1].process.kill()
     run_on_replicas([trainer.devices], (0, 2, 3))
     assert bits(trainer.step(state, batch)) == of_three
-    while on_all.context is not None:
+    while not on_all.is_lost:
         time.sleep(0.02)
     # It waits for the island.
     run_on_replicas([trainer.devices], (0, 1, 2, 3))

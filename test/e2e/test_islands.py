@@ -290,19 +290,18 @@ def test_islands_report_a_step_that_begins_while_a_host_is_lost(devices, own_wor
             is_known.set()
             is_issued.wait(10)
 
-    def lose_first(count=1, take=core.take_numbers):
-        if threading.current_thread() is threading.main_thread():
-            core.take_numbers = take
-            lost = HostLost(workers.hosts[0].gang.life.key, 0, "of a test")
-            threading.Thread(target=core.handle, args=(lost,)).start()
-            assert is_known.wait(10)
-        return take(count)
+    def lose_first(*step, run=core.run):
+        core.run = run
+        lost = HostLost(workers.hosts[0].gang.life.key, 0, "of a test")
+        threading.Thread(target=core.handle, args=(lost,)).start()
+        assert is_known.wait(10)
+        return run(*step)
 
     (placed,) = program.place(np.float32(3))
     os.kill(workers.hosts[0].process.pid, signal.SIGSTOP)
     slow = Slow()
     logging.getLogger("pathways").addHandler(slow)
-    core.take_numbers = lose_first
+    core.run = lose_first
     with refused(HostError, "host 0 (island0) is lost: of a test"):
         value = program(placed)
         is_issued.set()
