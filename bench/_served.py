@@ -23,6 +23,7 @@ from _cores import cpu_seconds, idle_seconds
 from _idle import empty_parts, idle_program
 from _timers import TimerHosts
 
+from pathways.runtime.clusters.starter_choice import starter_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -186,8 +187,8 @@ def serve(arguments: str) -> None:
     config = json.loads(arguments)
     settings = Settings((Island(hosts=config["hosts"]),) * config["count"])
     timers = TimerHosts(config["count"] * config["hosts"]) if config["is_timed"] else None
-    starter = None if timers is None else Starter(settings, timers)
-    service = Service(settings, weights=config["weights"], starter=starter)
+    starter = starter_of(settings) if timers is None else Starter(settings, timers)
+    service = Service(settings, starter, weights=config["weights"])
     service._control_requests._splitter = _NoSplitter()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(config["place"])

@@ -4,62 +4,65 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, override
 
 import jax
 import numpy as np
 
-from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, describe
+from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, bind_slices, describe
 from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature, is_type
+from pathways.compiler.lower.phases import ProgramError
 from pathways.runtime.control.records.step import Step
+from pathways.runtime.data.relocation import relocate
 from pathways.runtime.hosts.client.array import Array, results_of
-from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.client.program_loader import ProgramLoader
 from pathways.runtime.hosts.cluster.host import Location
-from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.host_facts import HostFacts
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
+from pathways.runtime.hosts.protocol.programs import SlicePlace
+from pathways.runtime.hosts.splitting.splitting import SplitError
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
-from pathways.runtime.plan.plan import Plan
+from pathways.runtime.resources.manager import Binding
 
 ARRAYS = (Array, jax.Array)
 """Types of arguments that can be deleted."""
-
-
-Copies = Sequence[tuple[Array, Array, Location]]
-Relocate = Callable[[Copies], Copies]
 
 
 class HostsExecutable(ProgramExecutable):
     """Program of one signature on its hosts; the counterpart of `LocalExecutable`.
 
     Args:
-      plan: the plan of the whole program.
+      loader: loads it.
+      bindings: the devices of each of its slices.
       interface: its arguments, results and slices.
-      relocate: moves arrays between hosts, see `relocation.relocate`.
+
+    Raises:
+      ProgramError: the program cannot be split by islands.
+      HostError: a host was lost, or cannot compile its program.
     """
 
     _arrays = ARRAYS
 
     def __init__(
         self,
-        controller: HostSession,
-        program: HostedProgram,
-        plan: Plan,
+        loader: ProgramLoader,
+        bindings: Mapping[str, Binding],
         interface: Interface,
         signature: Signature,
-        relocate: Relocate,
-        load_again: Callable[[], HostsExecutable],
     ) -> None:
-        super().__init__(plan, interface, signature)
+        super().__init__(loader.plan, interface, signature)
+        try:
+            program = loader.load({name: SlicePlace.of(binding) for name, binding in bindings.items()})
+        except SplitError as error:
+            raise ProgramError(str(error)) from None
         self.context = signature.context
-        self._controller = controller
+        self._loader = loader
+        self._session = loader.session
         self._program = program
-        self._relocate = relocate
-        self._load_again = load_again
         count = len(signature.avals)
         # The location that each argument must have; for each host program, its arguments and their locations.
         self._locations: list[list[Location]] = [[] for _ in range(count)]
@@ -80,7 +83,7 @@ class HostsExecutable(ProgramExecutable):
         self._alive = list(interface.slices.values())
         # Which of its executables runs depends on the homes of arguments, see `is_at_home`.
         self._homes = interface.homes
-        weakref.finalize(self, controller.unload, program).atexit = False
+        weakref.finalize(self, self._session.unload, program).atexit = False
 
     @property
     @override
@@ -90,11 +93,12 @@ class HostsExecutable(ProgramExecutable):
     @property
     @override
     def is_restorable(self) -> bool:
-        return not self._controller.is_closed
+        return not self._session.is_closed
 
     @override
     def load_again(self) -> HostsExecutable:
-        return self._load_again()
+        bindings = bind_slices(self.interface, self.plan)
+        return HostsExecutable(self._loader, bindings, self.interface, self._signature)
 
     @property
     def loaded(self) -> Executable:  # type: ignore[override]
@@ -108,7 +112,7 @@ class HostsExecutable(ProgramExecutable):
     @property
     @override
     def step_deadline(self) -> float | None:
-        return self._controller.step_deadline
+        return self._session.step_deadline
 
     @property
     def argument_shardings(self) -> list[Any]:
@@ -123,14 +127,14 @@ class HostsExecutable(ProgramExecutable):
     @override
     def result_types(self) -> list[Any]:
         return [
-            PlacedType(aval, self._controller, [where for where, _ in places])
+            PlacedType(aval, self._session, [where for where, _ in places])
             for aval, places in zip(self.interface.out_avals, self._results, strict=True)
         ]
 
     @override
     def argument_types(self, numbers: Sequence[int]) -> list[Any]:
         avals = self._signature.avals
-        return [PlacedType(avals[n], self._controller, self._locations[n]) for n in numbers]
+        return [PlacedType(avals[n], self._session, self._locations[n]) for n in numbers]
 
     def memory_analysis(self) -> MemoryAnalysis:
         """Returns the memory that one call needs on each slice.
@@ -155,11 +159,11 @@ class HostsExecutable(ProgramExecutable):
         Raises:
           HostError: a host was lost.
         """
-        return self._controller.describe(self._program, text=True).text
+        return self._session.describe(self._program, text=True).text
 
     @functools.cached_property
     def _facts(self) -> HostFacts:
-        return self._controller.describe(self._program)
+        return self._session.describe(self._program)
 
     @override
     def try_fast_path(self, leaves: list[Any]) -> Any:
@@ -212,9 +216,9 @@ class HostsExecutable(ProgramExecutable):
 
     def execute(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are on their slices."""
-        controller, program = self._controller, self._program
+        session, program = self._session, self._program
         # Another thread may donate them, too: before this call, which is an error, or after it.
-        with controller.pool.order:
+        with session.pool.order:
             arguments: dict[int, list[int]] = {}
             producers: list[Step | None] = []
             for island, inputs in self._inputs.items():
@@ -224,13 +228,13 @@ class HostsExecutable(ProgramExecutable):
                     number = array.copies.get(location)
                     numbers.append(array.number_at(location) if number is None else number)
                     producers.append(array.steps.get(numbers[-1], array.step))
-            controller.wait_for_room(program)
+            session.wait_for_room(program)
             # Without a handle nothing would free a result.
             with uninterrupted():
-                step = controller.issue(program, arguments, producers)
+                step = session.issue(program, arguments, producers)
                 for n in self._donated:
                     leaves[n].delete()
-                results = results_of(controller, step, self.interface.out_avals, self._results)
+                results = results_of(session, step, self.interface.out_avals, self._results)
         return self.interface.out_tree.unflatten(results)
 
     def _put(self, leaves: Mapping[int, Any], *, apart: bool = False) -> dict[int, Array]:
@@ -249,7 +253,7 @@ class HostsExecutable(ProgramExecutable):
         ]
         elsewhere = [(found[n], placed[n], where) for n, where in missing if found[n].locations]
         if elsewhere:
-            self._relocate(elsewhere)
+            relocate(self._session, elsewhere)
         # Through this process: its own values, and arrays whose required block no live host has.
         for n, where in missing:
             array = placed[n]
@@ -263,7 +267,7 @@ class HostsExecutable(ProgramExecutable):
         # If slices share devices, the copy may be another program's buffer, which it may donate later.
         is_shared = any(slice.overlap for slice in self._alive)
         if array.locations and (is_shared or not all(map(array.is_at, self._locations[n]))):
-            return Array(self._controller, array.aval)
+            return Array(self._session, array.aval)
         return array
 
     def _on_hosts(self, n: int, leaf: Any) -> Array:
@@ -274,9 +278,9 @@ class HostsExecutable(ProgramExecutable):
                 f"program '{self.name}': argument {self.paths[n]} has been deleted, with type "
                 f"{describe(aval)}; it was donated to an earlier call"
             )
-        if isinstance(leaf, Array) and leaf.is_of(self._controller):
+        if isinstance(leaf, Array) and leaf.is_of(self._session):
             return leaf
-        return Array(self._controller, aval)
+        return Array(self._session, aval)
 
 
 def _value(leaf: Any, aval: Any) -> np.ndarray[Any, Any]:

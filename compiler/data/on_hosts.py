@@ -17,13 +17,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways.compiler.backends.backend import relocate_array
 from pathways.compiler.data.editions import edition_with
 from pathways.compiler.frontend import jax_internals
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import CallFailedError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.data.batches import InputEnded
+from pathways.runtime.data.relocation import relocate_array
 from pathways.runtime.hosts.client.array import Array, results_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location

@@ -1,4 +1,4 @@
-"""Saves of the state when a run ends, and what its user is told of them."""
+"""Saves of the state when a run ends, and the reports of them for its user."""
 
 from __future__ import annotations
 

@@ -213,8 +213,8 @@ class ResilientRun:
 
     @property
     def step(self) -> int:
-        """How many steps were issued."""
-        return self.step
+        """Number of steps that were issued."""
+        return self._training.step
 
     @property
     def state(self) -> Any:

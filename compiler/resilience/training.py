@@ -1,4 +1,4 @@
-"""How far training is: its state, while steps are tried with it, some of which fail."""
+"""State of training, while steps are tried with it, some of them in vain."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Training:
         return problem
 
     def drop(self) -> None:
-        """Drops the state, of which a version is restored."""
+        """Drops the state; a version of it is restored next."""
         # A step that failed is run again with those before it.
         self.failure, self.problem = None, None
         self.value, self.is_begun, self._before = None, False, None

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Never
 
+from pathways.runtime.clusters.starter_choice import starter_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.local_session import LocalSession
-from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.launch.launcher_choice import settings_of, start_description
 from pathways.runtime.hosts.launch.options import HostOptions, keyword_error
@@ -211,7 +211,7 @@ def with_traces[S: HostSession](session: S) -> S:
 
 
 def _started(settings: Settings) -> HostSession:
-    starter = Starter.of(settings)
+    starter = starter_of(settings)
     print(f"pathways: {start_description(settings)} ...", file=sys.stderr, flush=True)
     try:
         return with_traces(LocalSession(WorkerCluster(starter, settings)))

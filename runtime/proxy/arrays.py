@@ -14,12 +14,12 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, on_device
+from pathways.runtime.proxy.memory.layouts import put_in_layout
+from pathways.runtime.proxy.memory.memory_account import Allocation
 from pathways.runtime.proxy.wire.events import Buffer
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
-from pathways.runtime.resources.memory_account import Allocation
 from pathways.runtime.xla import ifrt, pjrt
 from pathways.runtime.xla.launch_order import launch_order
-from pathways.runtime.xla.layouts import put_in_layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import jax
 
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArraySpec
+from pathways.runtime.proxy.memory.memory_account import Allocation
 from pathways.runtime.proxy.wire.statuses import StatusError
-from pathways.runtime.resources.memory_account import Allocation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

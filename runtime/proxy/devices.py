@@ -15,16 +15,16 @@ from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
 from pathways.runtime.proxy.compile_process import CompileProcesses
+from pathways.runtime.proxy.memory.layouts import make_layout, parse_layout
+from pathways.runtime.proxy.memory.memory_account import MemoryAccount
+from pathways.runtime.proxy.memory.shardings import check_op_sharding
+from pathways.runtime.proxy.memory.slice_states import SliceStates
 from pathways.runtime.proxy.program_cache import ProgramCache
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
-from pathways.runtime.proxy.shardings import check_op_sharding
 from pathways.runtime.proxy.wire.descriptors import Messages
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.resources.folders import PermittedFolders
-from pathways.runtime.resources.memory_account import MemoryAccount
-from pathways.runtime.resources.slice_states import SliceStates
 from pathways.runtime.xla import ifrt, pjrt
-from pathways.runtime.xla.layouts import make_layout, parse_layout
 
 CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]
 """Function that compiles MLIR bytecode in IFRT IR for devices, which the program numbers from 0."""

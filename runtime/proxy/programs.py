@@ -22,13 +22,13 @@ from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.compile_process import Cancellation
 from pathways.runtime.proxy.compiled_program import CompiledProgram
 from pathways.runtime.proxy.devices import DTYPES, ArrayPlacement, ArraySpec, ServedDevices, checked_shape
+from pathways.runtime.proxy.memory.layouts import layout_of
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
 from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
 from pathways.runtime.xla.launch_order import launch_order
-from pathways.runtime.xla.layouts import layout_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,5 +8,6 @@
 
 A version is the state before a step. It is *committed* when all its copies are complete and the metrics of
 all steps before it were read, and only then is it ever restored. The same core runs in one process, over
-hosts, and in random histories of tests. Imports `runtime.control`.
+hosts, and in random histories of tests. `snapshots` copies state on workers, `spares` has processes that
+replace lost ones. Imports `runtime.control`.
 """

@@ -104,7 +104,7 @@ class Service:
     Args:
       weights: the shares of clients, by their names; other clients have 1.
       policy: the policy of the scheduler, see `Scheduler`.
-      starter: starts the workers; by default according to the settings.
+      starter: starts the workers; the service closes it.
       at_end: is called with the options of the workers after they have exited.
 
     Raises:
@@ -114,16 +114,15 @@ class Service:
     def __init__(
         self,
         settings: Settings,
+        starter: Starter,
         *,
         weights: Mapping[str, float] | None = None,
         policy: Policy = "fair",
-        starter: Starter | None = None,
         at_end: Callable[[HostOptions], None] = lambda _: None,
     ) -> None:
         self._at_end = at_end
         self._closed = threading.Event()
         self._events: list[SchedulerEvent] = []
-        starter = Starter.of(settings) if starter is None else starter
         try:
             self._workers = WorkerCluster(
                 starter, settings, sink=self, make_core=functools.partial(ServiceCore, policy=policy)

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from pathways.runtime.clusters.connect import with_traces
+from pathways.runtime.clusters.starter_choice import starter_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
@@ -26,7 +27,7 @@ class ServiceInThreads:
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        self.service = Service(settings, at_end=remove_all_client_runs)
+        self.service = Service(settings, starter_of(settings), at_end=remove_all_client_runs)
         self._secret = secrets.token_bytes(32)
         self._place = str(folder / f"{secrets.token_hex(4)}.socket")
         self._server = socket.socket(socket.AF_UNIX)

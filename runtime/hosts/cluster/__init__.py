@@ -7,5 +7,5 @@
 - `starter.py` starts workers and rejects all other connections. `worker_pool.py` holds the current workers,
   `host.py` describes one worker and the gang of an island; `hosted_program.py` describes programs on them.
 
-Imports `protocol`, `launch`, `spares`, `splitting` and `trace`.
+Imports `protocol`, `launch` and `splitting`.
 """

@@ -17,9 +17,7 @@ from pathways.runtime.control.records.errors import ClusterClosedError, HostStar
 from pathways.runtime.hosts.cluster.host import WorkerHandle, stderr_tail
 from pathways.runtime.hosts.launch.descriptors import reserve_descriptors
 from pathways.runtime.hosts.launch.exit_monitor import ExitMonitor, kill_all
-from pathways.runtime.hosts.launch.join_launcher import JoinLauncher
-from pathways.runtime.hosts.launch.launcher import Launcher, WorkerProcess
-from pathways.runtime.hosts.launch.launcher_choice import launcher_of
+from pathways.runtime.hosts.launch.launcher import Launcher, SpareWorkers, WorkerProcess
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.launch.sockets import Address, controller_socket
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
@@ -36,7 +34,6 @@ from pathways.runtime.hosts.protocol.messages import (
     versions,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
-from pathways.runtime.hosts.spares.spare_pool import SparePool
 from pathways.runtime.resources.process_identity import this_process
 
 _Accepted = tuple[Connection[Any], ServerHandshake]
@@ -60,9 +57,9 @@ class Starter:
         settings: Settings,
         launcher: Launcher,
         secret: bytes | None = None,
-        spares: SparePool | None = None,
+        spares: SpareWorkers | None = None,
     ) -> None:
-        self.spares = SparePool(0) if spares is None else spares
+        self.spares = spares or SpareWorkers()
         self._settings = settings
         self._launcher = launcher
         self._secret = secrets.token_bytes(32) if secret is None else secret
@@ -73,24 +70,6 @@ class Starter:
             range(first, first + len(island.machines))
             for first, island in zip(firsts, settings.islands, strict=False)
         ]
-
-    @classmethod
-    def of(cls, settings: Settings) -> Starter:
-        """Returns a starter with the launcher of the settings; close it if workers do not start.
-
-        Raises:
-          HostError: the launcher fails, for example because a port is taken.
-          OSError: the file with a secret cannot be read.
-          ValueError: other users can read that file, or it is too short.
-        """
-        spares = SparePool(settings.spares)
-        try:
-            launcher = launcher_of(settings, spares.take)
-        except BaseException:
-            spares.close()
-            raise
-        secret = launcher.secret if isinstance(launcher, JoinLauncher) else None
-        return cls(settings, launcher, secret, spares)
 
     def start(
         self, islands: Sequence[int], stop: threading.Event, contact: float = START_SECONDS

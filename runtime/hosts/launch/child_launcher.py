@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.commands import StartCommand, worker_command
 from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.launch.exit_monitor import kill_all
+from pathways.runtime.hosts.launch.launcher import SpareWorkers, WorkerProcess
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.resources.child_process import ChildProcess
 
@@ -102,29 +103,29 @@ class Spawner:
 
     Args:
       start: the command that starts each on its machine; None for this machine.
-      take_spare: configures a spare worker and returns it; None if no spare is ready.
+      spares: the spare workers, which are used first.
     """
 
     def __init__(
         self,
         start: StartCommand | None = None,
-        take_spare: Callable[[WorkerConfig], Child | None] = lambda config: None,
+        spares: SpareWorkers | None = None,
     ) -> None:
         self._start = start
-        self._take_spare = take_spare
+        self._spares = spares or SpareWorkers()
         self._cores = CoreShares()
 
     def launch(
         self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
-    ) -> Sequence[Child]:
+    ) -> Sequence[WorkerProcess]:
         """See `Launcher.launch`."""
-        started: list[Child] = []
+        started: list[WorkerProcess] = []
         try:
             for config in configs:
                 if config.cores is not None:
                     first = self._cores.assign(config.machine or "", config.host, config.cores)
                     config = msgspec.structs.replace(config, first_core=first)
-                started.append(self._take_spare(config) or Child(config, self._start))
+                started.append(self._spares.take(config) or Child(config, self._start))
         except BaseException:
             kill_all(started, _EXIT_TIMEOUT_S)
             raise

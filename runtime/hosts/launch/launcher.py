@@ -1,12 +1,14 @@
-"""Interfaces of launchers and of the worker processes that they start."""
+"""Interfaces of launchers, of the worker processes that they start, and of spare ones."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
+from pathways.runtime.resources.status import SpareStatus
 
 
 class WorkerProcess(Protocol):
@@ -51,3 +53,22 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Releases its resources; all workers must have exited."""
+
+
+class SpareWorkers:
+    """Processes that take the places of lost workers; here there are none, see `resilience.spares`."""
+
+    def status(self) -> SpareStatus | None:
+        """Returns how many spares are ready; None if there shall be none."""
+        return None
+
+    def no_refill(self) -> contextlib.AbstractContextManager[None]:
+        """Starts no spares while the context is entered, in which workers of an island start."""
+        return contextlib.nullcontext()
+
+    def take(self, config: WorkerConfig) -> WorkerProcess | None:
+        """Makes a spare the worker of a configuration; returns None if no spare can be it."""
+        return None
+
+    def close(self) -> None:
+        """Kills all spares; the workers that were spares before have ended."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pathways.runtime.hosts.launch.child_launcher import Child, Spawner
+from pathways.runtime.hosts.launch.child_launcher import Spawner
 from pathways.runtime.hosts.launch.commands import DEFAULT_START, StartCommand
 from pathways.runtime.hosts.launch.join_launcher import JoinLauncher, secret_of
-from pathways.runtime.hosts.launch.launcher import Launcher
+from pathways.runtime.hosts.launch.launcher import Launcher, SpareWorkers
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
 from pathways.runtime.hosts.launch.settings import Settings, islands_of
 from pathways.runtime.hosts.launch.slurm import SLURM_START, islands_on, nodes_of, own_address
-from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 
 LAUNCHERS = ("ray", "slurm", "join")
 
@@ -69,11 +68,11 @@ def settings_of(
     )
 
 
-def launcher_of(settings: Settings, take_spare: Callable[[WorkerConfig], Child | None]) -> Launcher:
+def launcher_of(settings: Settings, spares: SpareWorkers) -> Launcher:
     """Returns the launcher of workers.
 
     Args:
-      take_spare: see `Spawner`; only children of this process can be spares.
+      spares: the spare workers; only children of this process can be spares.
 
     Raises:
       HostError: the launcher cannot be created, for instance because a port is taken.
@@ -81,7 +80,7 @@ def launcher_of(settings: Settings, take_spare: Callable[[WorkerConfig], Child |
       ValueError: other users may read the secret file, or it is too short.
     """
     if settings.launcher is None:
-        return Spawner(settings.start, take_spare)
+        return Spawner(settings.start, spares)
     endpoints, hosts = settings.endpoints, settings.hosts
     if settings.secret_file is not None:
         assert endpoints.ports is not None

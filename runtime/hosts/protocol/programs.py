@@ -11,6 +11,7 @@ import numpy as np
 from pathways.dialect.attributes.blocks import block_bounds, block_shape
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.plan.stored import StoredComputation, StoredConstant
+from pathways.runtime.resources.manager import Binding
 
 
 class SlicePlace(msgspec.Struct, frozen=True):
@@ -29,6 +30,18 @@ class SlicePlace(msgspec.Struct, frozen=True):
     memory: int | None
     mesh: tuple[int, ...]
     axis_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, binding: Binding) -> SlicePlace:
+        """Returns the place of a slice that is bound to devices of hosts."""
+        return cls(
+            int(binding.island.removeprefix("island")),
+            tuple(device.id for device in binding.devices),
+            tuple(device.host.index for device in binding.devices),
+            binding.device_memory,
+            binding.shape,
+            binding.axis_names,
+        )
 
 
 class BoundProgram(msgspec.Struct, frozen=True):

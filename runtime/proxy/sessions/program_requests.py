@@ -8,13 +8,13 @@ from typing import Any
 from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.compiled_program import CompiledProgram
+from pathways.runtime.proxy.memory.memory_account import Allocation
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
 from pathways.runtime.proxy.programs import Program, ProxyProgram
 from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for
 from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
-from pathways.runtime.resources.memory_account import Allocation
 
 
 def _compile(state: SessionState, body: Any, response: Any) -> DeferredReply:

@@ -13,13 +13,13 @@ from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.compile_process import Cancellation
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
+from pathways.runtime.proxy.memory.memory_account import Allocation
 from pathways.runtime.proxy.persistence import FileJob, Run
 from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import DeferredReply
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
 from pathways.runtime.resources.manager import ResourceError
-from pathways.runtime.resources.memory_account import Allocation
 
 FIRST_SERVER_HANDLE = 1 << 62
 """First of the handles that the server chooses; clients count from 1."""

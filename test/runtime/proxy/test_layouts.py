@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from pathways.runtime.proxy import arrays
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.memory.layouts import layout_of, parse_layout
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.xla import ifrt
-from pathways.runtime.xla.layouts import layout_of, parse_layout
 
 MESSAGES = descriptors.messages()
 DEVICES = jax.devices("cpu")

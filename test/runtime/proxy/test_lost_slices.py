@@ -18,9 +18,9 @@ from test_serving import make_array, start_session, wait_until
 
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.memory.slice_states import SliceStates
 from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.sessions.session import ProxySession
-from pathways.runtime.resources.slice_states import SliceStates
 
 LOST = (15, "slice 1 was lost")
 """Status of values that are lost with slice 1, which devices 4 to 7 form."""

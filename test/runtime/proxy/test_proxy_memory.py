@@ -14,9 +14,9 @@ from session_client import MESSAGES, Client, compile_text, module, on_device, ov
 from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.arrays import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.memory.memory_account import MemoryAccount
 from pathways.runtime.proxy.sessions.state import SessionState
 from pathways.runtime.resources.manager import ResourceError
-from pathways.runtime.resources.memory_account import MemoryAccount
 
 FLOATS = 256
 BYTES = 4 * FLOATS

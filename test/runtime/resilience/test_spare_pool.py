@@ -15,8 +15,8 @@ import pathways as pw
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
-from pathways.runtime.hosts.spares import spare_core
-from pathways.runtime.hosts.spares.spare_pool import SparePool
+from pathways.runtime.resilience.spares import spare_core
+from pathways.runtime.resilience.spares.spare_pool import SparePool
 from pathways.runtime.resources.status import ServiceStatus, SpareStatus, Status
 
 CONFIG = WorkerConfig("/tmp/nowhere", "", 3, 0, 0, 1, 1, 10.0, 20.0)

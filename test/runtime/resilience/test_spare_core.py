@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pathways.runtime.hosts.spares import spare_core
-from pathways.runtime.hosts.spares.spare_core import (
+from pathways.runtime.resilience.spares import spare_core
+from pathways.runtime.resilience.spares.spare_core import (
     MAX_FAILURES,
     PAUSES,
     QUIET_SECONDS,

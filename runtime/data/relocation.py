@@ -5,37 +5,33 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 import pathways.dialect as dialect
-from pathways.compiler.backends.executable import Scheduled
-from pathways.compiler.frontend.arguments import Interface, Signature
-from pathways.compiler.frontend.trees import keys_of
-from pathways.compiler.lower.phases import run_phases
 from pathways.dialect.attributes.dtypes import element_name
 from pathways.dialect.attributes.meshes import Sharding
 from pathways.dialect.attributes.names import MAIN, MEMORY_KIND, SHARDING, SLICE
 from pathways.dialect.attributes.shardings import make_mesh, make_sharding
+from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.verification.forms import PLACED
-from pathways.passes.pipeline import Options
+from pathways.passes.manager.driver import run_passes
+from pathways.passes.pipeline import Options, phases_after
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.client.program_loader import ProgramLoader
 from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
-from pathways.runtime.local.devices import cluster
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.resources.manager import Binding
 
 NAME = "relocation"
 """Name of these programs in traces and messages."""
-
-Load = Callable[[Scheduled, Mapping[str, Binding]], HostedProgram]
-"""Function that loads a program on its hosts."""
 
 Slice = tuple[bool, int, tuple[int, ...], tuple[int, ...], tuple[str, ...]]
 """Whether arrays arrive there, its island, the ids of its devices there, the shape and the axes of their
@@ -88,20 +84,29 @@ class _Move:
 class _KeptProgram:
     """Program that is unloaded when it is no longer used."""
 
-    def __init__(self, controller: HostSession, program: HostedProgram) -> None:
+    def __init__(self, session: HostSession, program: HostedProgram) -> None:
         self.program = program
-        weakref.finalize(self, controller.unload, program).atexit = False
+        weakref.finalize(self, session.unload, program).atexit = False
+
+
+def relocate_array(session: HostSession, array: Array, where: Location) -> None:
+    """Brings an array to a location, from hosts to hosts, or through this process if replicas share it.
+
+    Raises:
+      HostError: a host was lost.
+    """
+    if relocate(session, [(array, array, where)]):
+        array.put(where, array.fetch())
 
 
 def relocate(
-    controller: HostSession, load: Load, wanted: Sequence[tuple[Array, Array, Location]]
+    session: HostSession, wanted: Sequence[tuple[Array, Array, Location]]
 ) -> list[tuple[Array, Array, Location]]:
     """Copies arrays to other locations, shard to shard; does not block.
 
     One program, which is loaded once and cached, moves all of them.
 
     Args:
-      load: loads the program on them.
       wanted: arrays, each with the one that gets the copy, which may be the same, and a location that the
         first one does not have.
 
@@ -116,71 +121,59 @@ def relocate(
         (array, copy, move) for (array, copy, _), move in zip(wanted, moves, strict=True) if move is not None
     ]
     if going:
-        loaded = _loaded(controller, load, tuple(move for *_, move in going))
-        _run(controller, loaded.program, going)
+        loaded = _loaded(session, tuple(move for *_, move in going))
+        _run(session, loaded.program, going)
     return [each for each, move in zip(wanted, moves, strict=True) if move is None]
 
 
-def _loaded(controller: HostSession, load: Load, moves: tuple[_Move, ...]) -> _KeptProgram:
+def _loaded(session: HostSession, moves: tuple[_Move, ...]) -> _KeptProgram:
     with _lock:
-        found = _programs.get(controller, {}).get(moves)
+        found = _programs.get(session, {}).get(moves)
     if found is not None and found.program.is_ready():
         return found
     # Without the lock: hosts compile the program, and other moves need not wait for that.
-    loaded = _KeptProgram(controller, load(*_program(moves)))
+    loaded = _KeptProgram(session, _load(session, moves))
     with _lock:
-        known = {key: old for key, old in _programs.get(controller, {}).items() if old.program.is_ready()}
+        known = {key: old for key, old in _programs.get(session, {}).items() if old.program.is_ready()}
         for key in list(known)[: max(0, len(known) + 1 - _MAX_LOADED)]:
             del known[key]
         # Another thread may have loaded it in the meantime.
         known.setdefault(moves, loaded)
-        _programs[controller] = known
+        _programs[session] = known
         return known[moves]
 
 
-def _run(
-    controller: HostSession, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]
-) -> None:
+def _run(session: HostSession, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> None:
     # Another thread may donate them, too: before this, which is an error, or after it.
-    with controller.pool.order:
+    with session.pool.order:
         arguments = {
             island: [going[port.number][0].number_at(going[port.number][2].source) for port in ports]
             for island, ports in program.inputs.items()
         }
         producers = [array.step_at(move.source) for array, _, move in going]
-        controller.wait_for_room(program)
+        session.wait_for_room(program)
         # Without a handle nothing would free a result.
         with uninterrupted():
-            step = controller.issue(program, arguments, producers)
+            step = session.issue(program, arguments, producers)
             for ports in program.outputs.values():
                 for position, port in enumerate(ports):
                     _, copy, move = going[port.number]
                     copy.add_copy(move.target, step.number + 1 + position, step)
 
 
-def _program(moves: Sequence[_Move]) -> tuple[Scheduled, dict[str, Binding]]:
-    """Returns a program of transfers, and the devices of its slices."""
+def _load(session: HostSession, moves: Sequence[_Move]) -> HostedProgram:
+    """Loads a program of transfers on its hosts."""
     slices: dict[Slice, str] = {}
     for move in moves:
         for slice in _slices(move):
             slices.setdefault(slice, f"place{len(slices)}")
-    forms = run_phases(_module(moves, slices), NAME, Options())
-    avals = tuple(jax.core.ShapedArray(move.shape, jax.numpy.dtype(move.dtype)) for move in moves)
-    out_tree = jax.tree.structure((0,) * len(moves))
-    interface = Interface(
-        slices={},
-        argument_paths=tuple(f"array {n}" for n in range(len(moves))),
-        in_avals=avals,
-        out_avals=avals,
-        out_tree=out_tree,
-        out_keys=keys_of(out_tree),
-        platform=cluster().platform,
-    )
-    in_tree = jax.tree.structure(((0,) * len(moves), {}))
-    signature = Signature(in_tree, keys_of(in_tree), avals, (), None)
-    plan = plan_of(forms.scheduled, NAME, proved=True)
-    program = Scheduled(forms.scheduled, plan, interface, signature)
-    return program, {name: _binding(slice) for slice, name in slices.items()}
+    module = _module(moves, slices)
+    for phase in phases_after(Options(), PLACED.name):
+        run_passes(module, phase.passes, verify_each=False)
+    names = tuple(f"array {n}" for n in range(len(moves)))
+    program = BoundProgram(NAME, bytecode_of(module), {}, {}, {}, names, (False,) * len(moves))
+    loader = ProgramLoader(session, program, plan_of(module, NAME, proved=True), module.context)
+    return loader.load({name: _place(session, slice) for slice, name in slices.items()})
 
 
 def _slices(move: _Move) -> tuple[Slice, Slice]:
@@ -193,11 +186,11 @@ def _slices(move: _Move) -> tuple[Slice, Slice]:
     return slice(move.source, False), slice(move.target, True)
 
 
-def _binding(slice: Slice) -> Binding:
+def _place(session: HostSession, slice: Slice) -> SlicePlace:
     _, island, ids, shape, axis_names = slice
-    (devices,) = (each.devices for each in cluster().islands if each.name == f"island{island}")
+    (devices,) = (each.devices for each in session.cluster.islands if each.name == f"island{island}")
     by_id = {device.id: device for device in devices}
-    return Binding(tuple(by_id[n] for n in ids), shape, axis_names, NAME)
+    return SlicePlace.of(Binding(tuple(by_id[n] for n in ids), shape, axis_names, NAME))
 
 
 def _module(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> ir.Module:

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import override
 
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.child_launcher import Child, worker_environment
 from pathways.runtime.hosts.launch.exit_monitor import kill_all
+from pathways.runtime.hosts.launch.launcher import SpareWorkers
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
-from pathways.runtime.hosts.spares.spare_core import (
+from pathways.runtime.resilience.spares.spare_core import (
     KillSpare,
     LogSpares,
     PoolClosed,
@@ -73,7 +75,7 @@ class SpawnEnvironment:
         return f"{', '.join(names)} changed in the environment since it started" if names else None
 
 
-class SparePool:
+class SparePool(SpareWorkers):
     """Pool of spare workers, which starts others in the place of those that are used or have exited.
 
     Args:
@@ -91,23 +93,23 @@ class SparePool:
         self._is_closed = False
         self._thread = start_thread(self._run, "spares") if count else None
 
+    @override
     def status(self) -> SpareStatus | None:
-        """Returns how many spares are ready; None if there shall be none."""
         # Without the lock, which a fork of this process may find held for ever.
         core = self._core
         return SpareStatus(core.ready, core.count, core.problem) if core.count else None
 
+    @override
     @contextlib.contextmanager
     def no_refill(self) -> Iterator[None]:
-        """Starts no spares while the context is entered, in which workers of an island start."""
         self._notify(StartBegan())
         try:
             yield
         finally:
             self._notify(StartEnded())
 
+    @override
     def take(self, config: WorkerConfig) -> Child | None:
-        """Makes a spare the worker of a configuration; returns None if no spare can be it."""
         now = SpawnEnvironment.current()
         with self._changed:
             while (number := self._core.take()) is not None:
@@ -123,8 +125,8 @@ class SparePool:
                 return child
         return None
 
+    @override
     def close(self) -> None:
-        """Kills all spares; the workers that were spares before have ended."""
         self._notify(PoolClosed())
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
