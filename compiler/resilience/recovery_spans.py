@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pathways.runtime.local.recorder import RecordedSpan
-from pathways.runtime.local.recording import record_span
+from pathways.runtime.local.recording import RecordedSpan, record_span
 from pathways.runtime.resilience.effects import HoldSteps, ResilienceEffect, RestoreState, ResumeSteps
 
 _TRACK, _ROW = "pw.resilient", "recoveries"

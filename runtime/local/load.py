@@ -24,7 +24,6 @@ from pathways.runtime.local.devices import (
     mesh_of,
 )
 from pathways.runtime.local.local_target import LocalTarget
-from pathways.runtime.local.recorder import ProgramTrace, Recorder
 from pathways.runtime.local.slots import SlotArrays, aval_of, slot_arrays
 from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result
 from pathways.runtime.resources.manager import Binding
@@ -104,12 +103,12 @@ class Executable:
         _loaded.add(self)
         recording.register(self)
 
-    def observe(self, recorder: Recorder | None) -> None:
+    def observe(self, recorder: recording.Recorder | None) -> None:
         """Reports all calls to a recorder from now on; stops reporting for None."""
         if recorder is None:
             self.run = self._untraced
         else:
-            observer = ProgramTrace(recorder, self.plan, self.profiled, self._devices)
+            observer = recorder.observer_of(self.plan, self.profiled, self._devices)
             self.run = codegen.generate(self.plan, self._target, observer).run
 
 

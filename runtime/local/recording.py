@@ -3,13 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from pathways.runtime.local.recorder import RecordedSpan, Recorder, TraceSink
+from pathways.runtime.plan.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedSpan:
+    """Record of work that belongs to no call, such as a snapshot; times in nanoseconds of one clock.
+
+    Attributes:
+      track: see `TraceSpan`; empty for this host.
+      row: see `TraceSpan`.
+      name: what was done.
+      start: when it began.
+      end: when it ended.
+      client: on a worker, the number of the client for which it was done.
+    """
+
+    track: str
+    row: str
+    name: str
+    start: int
+    end: int
+    client: int = 0
+
+
+class Recorder(Protocol):
+    """Recorder of calls and spans, see `traces.recorder`; `str` of its sink names the sink."""
+
+    sink: Any
+
+    def observer_of(self, plan: Plan, profiled: bool, devices: Mapping[str, int]) -> Any:
+        """Returns the observer of the calls of a program, for `codegen.generate`.
+
+        Args:
+          profiled: whether profiles have the times of its launches.
+          devices: the number of devices of this process in each slice.
+        """
+
+    def wait_for(self, wait: Callable[[], None]) -> None:
+        """Has `close` call a function first, which waits for other writers of the sink."""
+
+    def write_span(self, span: RecordedSpan) -> None:
+        """Writes work that belongs to no call; any thread may call it."""
 
 
 class Traceable(Protocol):
@@ -32,11 +74,11 @@ def register(source: Traceable) -> None:
             source.observe(_current)
 
 
-def start(make_sink: Callable[[], TraceSink]) -> Recorder:
+def start[R: Recorder](make: Callable[[], R]) -> R:
     """Records every call from now on.
 
     Args:
-      make_sink: opens the sink of the calls.
+      make: creates the recorder.
 
     Raises:
       RuntimeError: another trace is being recorded.
@@ -45,10 +87,10 @@ def start(make_sink: Callable[[], TraceSink]) -> Recorder:
     with _state:
         if _current is not None:
             raise RuntimeError(f"a trace is being recorded to {_current.sink} already")
-        _current = Recorder(make_sink())
+        _current = recorder = make()
         for source in list(_traceable):
-            source.observe(_current)
-        return _current
+            source.observe(recorder)
+        return recorder
 
 
 def stop(recorder: Recorder) -> None:
@@ -66,7 +108,7 @@ def record_span(span: RecordedSpan) -> None:
     """Records work that belongs to no call of a program, if a trace is being recorded."""
     recorder = _current
     if recorder is not None:
-        recorder.sink.write_span(span)
+        recorder.write_span(span)
 
 
 @contextlib.contextmanager

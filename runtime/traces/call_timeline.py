@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pathways.passes.analysis.quantities import SECONDS
-from pathways.runtime.local.recorder import ObservedTimes
 from pathways.runtime.plan.plan import Launch, Plan, Release, Send, Slot
+from pathways.runtime.traces.recorder import ObservedTimes
 from pathways.runtime.traces.timeline import StepSpan, Timeline, timeline_of
 
 _NANOSECOND = 1e-9

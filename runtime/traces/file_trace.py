@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pathways.passes.analysis.measured.events import TraceSpan
 from pathways.passes.analysis.measured.trace_file import TraceFile
-from pathways.runtime.local.recorder import RecordedCall, RecordedSpan
-from pathways.runtime.local.recording import start, stop
+from pathways.runtime.local.recording import RecordedSpan, start, stop
 from pathways.runtime.resources.paths import path_in_environment
 from pathways.runtime.traces.call_timeline import timeline_of_call
+from pathways.runtime.traces.recorder import RecordedCall, Recorder
 
 _NANOSECOND = 1e-9
 
@@ -46,7 +46,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
               params = step(params, batch)
       ```
     """
-    recorder = start(lambda: FileSink(Path(path)))
+    recorder = start(lambda: Recorder(FileSink(Path(path))))
     try:
         yield
     finally:
@@ -109,7 +109,7 @@ def start_from_environment() -> None:
     if not path:
         return
     try:
-        recorder = start(lambda: FileSink(Path(path)))
+        recorder = start(lambda: Recorder(FileSink(Path(path))))
     except OSError as error:
         raise OSError(error.errno, f"PW_TRACE names no file to write: {error.strerror}", path) from None
 

@@ -27,12 +27,13 @@ from pathways.runtime.hosts.protocol.messages import (
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.local import recording
-from pathways.runtime.local.recorder import RecordedSpan, Recorder, TraceSink
+from pathways.runtime.local.recording import RecordedSpan, Recorder
 from pathways.runtime.plan.host_program import Owners
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.threads import RunningThread, start_thread
 from pathways.runtime.traces.clocks import HostClock, RoundTrip
 from pathways.runtime.traces.merging import PlanOnHosts
+from pathways.runtime.traces.recorder import TraceSink
 
 _PAUSE = 1.0
 """Seconds between two measurements of clocks; each is followed by writing the finished runs."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.hosts.protocol.messages import StepTimes
-from pathways.runtime.local.recorder import ObservedTimes, RecordedCall
 from pathways.runtime.plan.host_program import Owners, crosses, routes_of
 from pathways.runtime.plan.plan import Launch, Plan, Release, SliceSpec, Slot, Step, Transfer
+from pathways.runtime.traces.recorder import ObservedTimes, RecordedCall
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,9 @@ from pathways.runtime.hosts.protocol.messages import (
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.hosts.worker.worker import Worker
 from pathways.runtime.local import recording
-from pathways.runtime.local.recorder import RecordedCall, RecordedSpan, Recorder
+from pathways.runtime.local.recording import RecordedSpan
 from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.traces.recorder import RecordedCall, Recorder
 
 _STEPS = 10_000
 """Number of steps in one message, of some 40 bytes each."""
@@ -50,7 +51,9 @@ class WorkerRecording:
 
     def start(self, message: StartTrace) -> None:
         """Starts to record all runs that are issued from now on."""
-        self._recorder = recording.start(lambda: _MessageSink(self._worker, self._connection, message.trace))
+        self._recorder = recording.start(
+            lambda: Recorder(_MessageSink(self._worker, self._connection, message.trace))
+        )
         self._connection.send(TraceStarted(message.trace))
 
     def stop(self, message: StopTrace) -> None:

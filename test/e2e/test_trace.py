@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec as P
 
 import pathways as pw
 from pathways.passes.analysis.measured.trace_file import read_trace
-from pathways.runtime.local import recorder
-from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.plan.plan import Launch, Transfer
+from pathways.runtime.traces import recorder
 from pathways.runtime.traces.file_trace import FileSink
+from pathways.runtime.traces.recorder import Recorder
 
 COUNT = 4
 

@@ -38,7 +38,7 @@ class MemoryCalls:
 
     Args:
       client: the session with the hosts.
-      run: the name of the run, in whose folders versions are.
+      run: the name of the run; workers name folders of versions by it.
 
     Attributes:
       client, run: see above.

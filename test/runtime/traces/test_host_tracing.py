@@ -21,10 +21,10 @@ from pathways.runtime.hosts.protocol.messages import (
     TraceStarted,
 )
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
-from pathways.runtime.local.recorder import Recorder
 from pathways.runtime.plan import plan
 from pathways.runtime.traces import host_traces
 from pathways.runtime.traces.host_traces import HostTraces
+from pathways.runtime.traces.recorder import Recorder
 
 TYPE = plan.ArrayType((), "float32")
 AHEAD = {0: 10**15, 1: -(10**15)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pathways.runtime.hosts.protocol.messages import StepTimes
-from pathways.runtime.local.recorder import ObservedTimes
 from pathways.runtime.plan import plan
 from pathways.runtime.traces.call_timeline import timeline_of_call
 from pathways.runtime.traces.merging import HostStep, PlanOnHosts
+from pathways.runtime.traces.recorder import ObservedTimes
 
 TYPE = plan.ArrayType((), "float32")
 MS = 1_000_000

@@ -22,9 +22,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from pathways.runtime.local.recording import RecordedSpan
 from pathways.runtime.plan.plan import Launch, Plan, Release, Slot
 from pathways.runtime.resources.threads import RunningThread, start_thread
-from pathways.runtime.xla.profile import Profile, TimeSpan
+from pathways.runtime.traces.profile import Profile, TimeSpan
 
 
 @dataclasses.dataclass
@@ -56,27 +57,6 @@ class RecordedCall:
     observed: Mapping[int, ObservedTimes]
     executed: Mapping[int, tuple[int, int]]
     hosts: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedSpan:
-    """Record of work that belongs to no call, such as a snapshot; times in nanoseconds of one clock.
-
-    Attributes:
-      track: see `TraceSpan`; empty for this host.
-      row: see `TraceSpan`.
-      name: what was done.
-      start: when it began.
-      end: when it ended.
-      client: on a worker, the number of the client for which it was done.
-    """
-
-    track: str
-    row: str
-    name: str
-    start: int
-    end: int
-    client: int = 0
 
 
 _WRITE_INTERVAL_S = 1.0
@@ -218,6 +198,14 @@ class Recorder:
         self._finished: queue.SimpleQueue[_CallRecord] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._writer = start_thread(self._write_calls, "trace")
+
+    def observer_of(self, plan: Plan, profiled: bool, devices: Mapping[str, int]) -> ProgramTrace:
+        """Returns the observer of the calls of a program, see `ProgramTrace`."""
+        return ProgramTrace(self, plan, profiled, devices)
+
+    def write_span(self, span: RecordedSpan) -> None:
+        """Writes work that belongs to no call, see `TraceSink`."""
+        self.sink.write_span(span)
 
     def begin(self, program: ProgramTrace) -> _CallRecord:
         """Returns the record of a new call."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pathways.runtime.xla.profile import Profile
+from pathways.runtime.traces.profile import Profile
 
 
 @pytest.fixture(scope="module")
