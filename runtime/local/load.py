@@ -103,7 +103,7 @@ class Executable:
         _loaded.add(self)
         recording.register(self)
 
-    def observe(self, recorder: recording.Recorder | None) -> None:
+    def observe(self, recorder: recording.CallRecorder | None) -> None:
         """Reports all calls to a recorder from now on; stops reporting for None."""
         if recorder is None:
             self.run = self._untraced

@@ -34,8 +34,8 @@ class RecordedSpan:
     client: int = 0
 
 
-class Recorder(Protocol):
-    """Recorder of calls and spans, see `traces.recorder`; `str` of its sink names the sink."""
+class CallRecorder(Protocol):
+    """CallRecorder of calls and spans, see `traces.recorder`; `str` of its sink names the sink."""
 
     sink: Any
 
@@ -57,13 +57,13 @@ class Recorder(Protocol):
 class Traceable(Protocol):
     """Source of traces: a loaded program, or the workers of a cluster."""
 
-    def observe(self, recorder: Recorder | None) -> None:
+    def observe(self, recorder: CallRecorder | None) -> None:
         """Reports all calls to a recorder from now on; stops reporting for None."""
 
 
 _state = threading.RLock()
 _traceable: weakref.WeakSet[Any] = weakref.WeakSet()
-_current: Recorder | None = None
+_current: CallRecorder | None = None
 
 
 def register(source: Traceable) -> None:
@@ -74,7 +74,7 @@ def register(source: Traceable) -> None:
             source.observe(_current)
 
 
-def start[R: Recorder](make: Callable[[], R]) -> R:
+def start[R: CallRecorder](make: Callable[[], R]) -> R:
     """Records every call from now on.
 
     Args:
@@ -93,7 +93,7 @@ def start[R: Recorder](make: Callable[[], R]) -> R:
         return recorder
 
 
-def stop(recorder: Recorder) -> None:
+def stop(recorder: CallRecorder) -> None:
     """Stops recording: calls that start later are not recorded. `recorder.close()` waits for earlier ones."""
     global _current
     with _state:

@@ -27,7 +27,7 @@ from pathways.runtime.hosts.protocol.messages import (
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.local import recording
-from pathways.runtime.local.recording import RecordedSpan, Recorder
+from pathways.runtime.local.recording import CallRecorder, RecordedSpan
 from pathways.runtime.plan.host_program import Owners
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.threads import RunningThread, start_thread
@@ -95,7 +95,7 @@ class HostTraces:
             if self._trace is not None:
                 self._trace.programs[program.number] = loaded
 
-    def observe(self, recorder: Recorder | None) -> None:
+    def observe(self, recorder: CallRecorder | None) -> None:
         """Starts to record all runs on the workers for a recorder; with None stops."""
         if recorder is None:
             self._stop()
