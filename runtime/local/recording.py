@@ -35,7 +35,7 @@ class RecordedSpan:
 
 
 class CallRecorder(Protocol):
-    """CallRecorder of calls and spans, see `traces.recorder`; `str` of its sink names the sink."""
+    """Recorder of calls and spans, see `traces.recorder`; `str` of its sink names the sink."""
 
     sink: Any
 
