@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pathways.runtime.clusters import connect
+from pathways.runtime.clusters import starter_choice
 from pathways.runtime.control.gang import START_SECONDS
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -93,7 +93,7 @@ class CabledStarter(Starter):
 
 def install() -> None:
     """Makes `pathways.connect` start workers that reach each other over cables."""
-    connect.Starter = CabledStarter  # type: ignore[misc]
+    starter_choice.Starter = CabledStarter  # type: ignore[misc]
 
 
 def cut(one: WorkerHandle, other: WorkerHandle) -> None:
