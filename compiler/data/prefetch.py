@@ -8,7 +8,6 @@ import copy
 import itertools
 import logging
 import sys
-import threading
 import time
 import traceback
 import weakref
@@ -25,7 +24,7 @@ from pathways.compiler.frontend.jax_internals import flatten, unflatten
 from pathways.compiler.program import Program
 from pathways.compiler.stages import Bound
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
-from pathways.runtime.resources.threads import RunningThread, start_thread
+from pathways.runtime.resources.threads import Condition, RunningThread, start_thread
 
 _LAST_WAIT = 5.0
 """Time that closing waits for an input in the middle of a batch."""
@@ -237,7 +236,7 @@ class _Reader:
         self._ended = False
         self._error: BaseException | None = None
         # Reentrant, because the garbage collector may call `stop` anywhere in the thread that holds it.
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._thread: RunningThread | None = None
 
     def start(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, override
 
@@ -39,6 +38,7 @@ from pathways.runtime.resilience.records import (
     ReplicaTopology,
     VersionKey,
 )
+from pathways.runtime.resources.threads import Condition
 from pathways.runtime.xla import pjrt
 
 
@@ -86,7 +86,7 @@ class LocalSnapshotStore(SnapshotStore):
         self._kept: dict[VersionKey, _KeptState] = {}
         self._memory: dict[int, dict[VersionKey, dict[str, np.ndarray]]] = {n: {} for n in numbers}
         self._events: collections.deque[ResilienceEvent] = collections.deque()
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     def open(self, state: Any, run: str | None) -> None:
         """See `SnapshotStore.open`."""

@@ -1,4 +1,4 @@
-"""Threads that start or fail within a time limit.
+"""Threads that start or fail within a time limit, and waits that Ctrl-C ends.
 
 In a process without free memory, a new thread can exit before its first line, and `threading.Thread.start`
 waits for that line forever (https://github.com/python/cpython/issues/140746).
@@ -9,9 +9,25 @@ from __future__ import annotations
 import _thread
 import threading
 from collections.abc import Callable
+from typing import Any
 
 _START_TIMEOUT_S = 10.0
 """Time limit for the start of a thread."""
+
+
+class Condition(threading.Condition):
+    """Condition whose wait Ctrl-C ends as KeyboardInterrupt, at any moment.
+
+    In `threading.Condition.wait` the interrupt may come right after the release of the lock, which is then
+    not acquired again: the end of the `with` block would raise a RuntimeError in place of KeyboardInterrupt.
+    """
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        try:
+            super().__exit__(kind, *error)
+        except RuntimeError:
+            if kind is None:
+                raise
 
 
 class RunningThread:

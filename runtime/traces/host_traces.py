@@ -30,7 +30,7 @@ from pathways.runtime.local import recording
 from pathways.runtime.local.recording import CallRecorder, RecordedSpan
 from pathways.runtime.plan.host_program import Owners
 from pathways.runtime.plan.plan import Plan
-from pathways.runtime.resources.threads import RunningThread, start_thread
+from pathways.runtime.resources.threads import Condition, RunningThread, start_thread
 from pathways.runtime.traces.clocks import HostClock, RoundTrip
 from pathways.runtime.traces.merging import PlanOnHosts
 from pathways.runtime.traces.recorder import TraceSink
@@ -175,7 +175,7 @@ class _HostTrace:
         self._hosts = [host for host in hosts if host.error is None]
         self._sink = sink
         self._broadcast = broadcast
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._started: set[int] = set()
         self._done: set[int] = set()
         self._lost = {host.index for host in hosts if host.error is not None}

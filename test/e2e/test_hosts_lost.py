@@ -23,9 +23,9 @@ from jax.sharding import PartitionSpec as P
 from on_hosts import back, front, refused
 
 import pathways as pw
-from pathways.compiler.backends import backend
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.hosts.client import program_loader
 from pathways.runtime.hosts.cluster import worker_cluster
 from pathways.runtime.hosts.launch import child_launcher
 from pathways.runtime.hosts.protocol.messages import Load
@@ -72,7 +72,7 @@ def test_hosts_that_replace_lost_ones_load_programs_that_are_not_lowered_again(d
 
     check()
     monkeypatch.setattr(pw.Program, "lower", refuse := mock.Mock(side_effect=AssertionError))
-    monkeypatch.setattr(backend, "split", refuse)
+    monkeypatch.setattr(program_loader, "split", refuse)
     for host in (1, 0):
         os.kill(controller().hosts[host].process.pid, signal.SIGKILL)
         while controller().is_whole():

@@ -218,7 +218,7 @@ def test_service_runs_steps_while_a_client_waits_for_a_call(service, ann, progra
     time.sleep(0.2)
     began = time.monotonic()
     for _ in range(3):
-        bob.wait(bob.run(other, taken))
+        bob.wait_for_step(bob.run(other, taken))
     took = time.monotonic() - began
     assert not call.done()
     go.touch()

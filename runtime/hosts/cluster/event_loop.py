@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.threads import Condition
 
 _POLL_TIMEOUT_S = 0.5
 """Default timeout of one iteration in which nothing is read."""
@@ -195,7 +196,7 @@ class EventLoop:
             self._running.acquire()
         self._changing = threading.Lock()
         self._followers = 0
-        self._iteration_ended = threading.Condition()
+        self._iteration_ended = Condition()
 
     def _drain(self) -> None:
         # The socket is empty, or another thread has just closed it.

@@ -16,6 +16,7 @@ from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
+from pathways.runtime.resources.threads import Condition
 
 
 def ignore(effect: Effect) -> None:
@@ -46,7 +47,7 @@ class SharedCore:
         """Creates new locks in a forked process, where no thread would release the old ones."""
         self._lock = threading.Lock()
         self._acting = threading.Lock()
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     def handle(self, *events: Any) -> None:
         """Passes events to the core, and carries out their effects."""

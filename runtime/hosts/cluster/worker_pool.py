@@ -17,6 +17,7 @@ from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.plan.host_program import Owners
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources import cluster as resources
+from pathways.runtime.resources.threads import Condition
 
 
 class PoolObserver(Protocol):
@@ -65,7 +66,7 @@ class WorkerPool:
 
     def reset_locks(self) -> None:
         """Creates new locks in a forked process, where no thread would release the old ones."""
-        self._changed = threading.Condition()
+        self._changed = Condition()
         # Submission is atomic, so that every host sees one order of steps.
         self.order = threading.RLock()
 

@@ -36,7 +36,7 @@ from pathways.runtime.hosts.protocol.join_messages import (
 )
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose, versions
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
-from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.resources.threads import Condition, start_thread
 
 _MIN_SECRET_BYTES = 16
 _PATIENCE = 10.0
@@ -144,7 +144,7 @@ class JoinLauncher:
         assert endpoints.bind is not None
         self.secret = secret
         self._hosts = hosts
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._idle: list[_IdleMachine] = []
         # The connections to all joined machines, with a worker or without.
         self._connections: set[Connection[Any]] = set()

@@ -40,3 +40,24 @@ def test_start_thread_disarms_a_thread_that_begins_too_late(monkeypatch):
     ((run, args),) = late
     run(*args)
     assert not called.is_set()
+
+
+def test_interrupt_right_after_a_wait_has_released_its_lock_is_raised(monkeypatch):
+    condition = threads.Condition()
+    release = condition._release_save
+
+    def release_and_interrupt() -> Any:
+        release()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(condition, "_release_save", release_and_interrupt)
+    with pytest.raises(KeyboardInterrupt), condition:
+        condition.wait()
+    with condition:
+        condition.notify_all()
+
+
+def test_condition_that_is_released_twice_is_an_error():
+    condition = threads.Condition()
+    with pytest.raises(RuntimeError, match="un-acquired"), condition:
+        condition.release()
