@@ -235,7 +235,7 @@ class Array:
             if self._value is None and self._fetches is None:
                 # `fetch` tries again: by then another location may have a copy.
                 with contextlib.suppress(HostError):
-                    self._fetches = self._request()
+                    self._fetches = self._request(self._data())
 
     def fetch(self) -> np.ndarray[Any, Any]:
         """Returns its value; for typed PRNG keys that of their data.
@@ -249,17 +249,18 @@ class Array:
             if self._value is None:
                 # Removed first: after a failure the next call requests again, maybe from other locations.
                 fetches, self._fetches = self._fetches, None
+                data = self._data()
                 if fetches is None:
-                    fetches = self._request()
-                self._value = receive_blocks(self._controller, self._data(), fetches)
+                    fetches = self._request(data)
+                self._value = receive_blocks(self._controller, data, fetches)
             return self._value
 
-    def _request(self) -> list[PendingFetch]:
+    def _request(self, data: Any) -> list[PendingFetch]:
         """Requests the whole array from its locations."""
         # In this order: another thread may delete it meanwhile, and leave no copies.
         copies = list(self.copies)
         self._check_alive()
-        return request_blocks(self._controller, self._data(), copies, self._copy_at)
+        return request_blocks(self._controller, data, copies, self._copy_at)
 
     def _copy_at(self, location: Location) -> tuple[int, Step | None]:
         return self.number_at(location), self.step_at(location)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -120,5 +121,6 @@ def _raise_error_of(client: HostSession, step: Step | None, location: Location, 
         client.wait_for_step(step, location, number)
 
 
-def _elements(shard: Sequence[slice]) -> int:
+@functools.lru_cache(maxsize=4096)
+def _elements(shard: tuple[slice, ...]) -> int:
     return math.prod(dim.stop - dim.start for dim in shard)

@@ -86,6 +86,8 @@ class ReplicaBlock(msgspec.Struct, frozen=True):
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         """Returns the shape of the block of an array of some shape."""
+        if self.count == 1:
+            return tuple(whole)
         return block_shape(whole, self.dim, self.count)
 
 

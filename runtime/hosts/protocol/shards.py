@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+import functools
+from collections.abc import Container, Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401 (teaches numpy the names of small floats)
@@ -43,16 +44,15 @@ def shard_indices(shape: Sequence[int], placement: DeviceLayout) -> list[tuple[s
     return indices
 
 
+@functools.lru_cache(maxsize=4096)
 def different_shards(
-    shape: Sequence[int], placement: DeviceLayout
-) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """Yields the position of a device and the index of its shard, once for each different shard."""
-    seen: set[tuple[tuple[int, int], ...]] = set()
+    shape: tuple[int, ...], placement: DeviceLayout
+) -> tuple[tuple[int, tuple[slice, ...]], ...]:
+    """Returns the position of a device and the index of its shard, once for each different shard."""
+    found: dict[tuple[tuple[int, int], ...], tuple[int, tuple[slice, ...]]] = {}
     for position, index in enumerate(shard_indices(shape, placement)):
-        key = tuple((of_dim.start, of_dim.stop) for of_dim in index)
-        if key not in seen:
-            seen.add(key)
-            yield position, index
+        found.setdefault(tuple((of_dim.start, of_dim.stop) for of_dim in index), (position, index))
+    return tuple(found.values())
 
 
 def cut_shards(
