@@ -249,7 +249,7 @@ class ProgramExecutable(abc.ABC):
 
     @abc.abstractmethod
     def try_fast_path(self, leaves: list[Any]) -> Any:
-        """Runs the plan if all arguments are arrays like those of the last call; else gives `CACHE_MISS`."""
+        """Runs the plan if all arguments match the last call; returns `CACHE_MISS` otherwise."""
 
     def transfer_or_raise(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Transfers arguments to their slices.

@@ -158,7 +158,7 @@ class LocalExecutable(ProgramExecutable):
         return device_text(self.loaded.executables)
 
     def try_fast_path(self, leaves: list[Any]) -> Any:
-        """Runs the plan if all arguments are arrays like those of the last call; else gives `CACHE_MISS`."""
+        """Runs the plan if all arguments match the last call; returns `CACHE_MISS` otherwise."""
         try:
             # Lists compare items by identity first, which is fast where arrays share the cached objects.
             if [x.aval for x in leaves] != self._avals or [x.sharding for x in leaves] != self._shardings:

@@ -166,7 +166,7 @@ class ReplicaExecutable(ProgramExecutable):
         return self._running.execute(leaves)
 
     def try_fast_path(self, leaves: list[Any]) -> Any:
-        """Runs the plan if all arguments are arrays like those of the last call; else gives `CACHE_MISS`."""
+        """Runs the plan if all arguments match the last call; returns `CACHE_MISS` otherwise."""
         return self._running.try_fast_path(leaves)
 
 

@@ -426,7 +426,7 @@ class HostStore(SnapshotStore):
         return [*events, *self._calls.take_events()]
 
     def _set_copies(self, found: CopiesOfHosts) -> None:
-        """Replaces what was known of copies on hosts: blocks may be lost with the machine of a host."""
+        """Replaces the known copies on hosts: blocks may be lost with the machine of a host."""
         for number, versions in found.items():
             for key, kept in self._kept.items():
                 kept.copies[number] = versions.get(key, NO_BLOCKS)

@@ -85,7 +85,7 @@ class RecoveryRunner:
         self._store = store
         self._disk = disk
         self._replicas = replicas
-        # What is to be read from disk, and why that failed.
+        # The version to read from disk, and the error of the read.
         self._disk_restore: RestoreState | None = None
         self._disk_error: Exception | None = None
         self._last_tick = 0.0

@@ -20,7 +20,7 @@ NO_BLOCKS: Blocks = frozenset()
 
 
 class BlockCopies:
-    """Copies in flight, and those that wait until their source has the blocks.
+    """Copies in flight, and waiting ones whose source has no blocks yet.
 
     Args:
       kept: the versions in memory.
@@ -118,7 +118,7 @@ class BlockCopies:
 
         def on_end() -> list[ResilienceEvent]:
             if gang.is_lost():
-                # When it returns it reports what it has.
+                # When it returns it reports its blocks.
                 return []
             if (why := self._calls.failure_of(call, copy.target)) is not None:
                 return [CopyFailed(copy.number, why)]

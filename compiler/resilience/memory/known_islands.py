@@ -75,7 +75,7 @@ class KnownIslands:
         self._client = calls.client
         self._on_return = on_return
         self.known = [KnownIsland(gang) for gang in self._client.pool.gangs]
-        # Workers that go on after the signal to leave, until there is a version of what they have.
+        # Workers that continue after the signal to leave, until their state has a version.
         self._delayed: set[HostGang] = set()
 
     def open_all(self) -> list[tuple[HostGang, FunctionCall]]:
@@ -176,7 +176,7 @@ class KnownIslands:
             self._client.allow_leave(gang)
 
     def _open(self, gang: HostGang) -> FunctionCall:
-        """Opens the memory of the hosts of an island; what they find is the value of the call.
+        """Opens the memory of the hosts of an island; the blocks there are the value of the call.
 
         Raises:
           HostError: the island is lost.
