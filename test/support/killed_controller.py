@@ -74,9 +74,11 @@ def copied(run: Any) -> None:
 
 
 def recorded(run: Any, memory: Path) -> None:
-    """Waits until both hosts have the record of the last version that was committed."""
+    """Waits until both hosts have the record of the last version that was committed, and no older version."""
     step = run._recovery.core.table.committed.key.step
     while len([*memory.glob(f"kept-*/host*/{step}.*/committed")]) < 2:
+        time.sleep(0.01)
+    while any(int(path.name.partition(".")[0]) < step for path in memory.glob("kept-*/host*/*.*")):
         time.sleep(0.01)
 
 
