@@ -45,8 +45,11 @@ def seconds_of(work: Callable[[], Any], times: int) -> float:
 
 def chain() -> dict[str, float]:
     """Measures the microseconds of each of some dependent calls of a tiny function."""
+    return _chain(jnp.float32(0))
+
+
+def _chain(start: jax.Array) -> dict[str, float]:
     step = jax.jit(lambda x: x + 1)
-    start = jnp.float32(0)
 
     def work() -> None:
         x = start
@@ -55,6 +58,13 @@ def chain() -> dict[str, float]:
         x.block_until_ready()
 
     return {"us": seconds_of(work, 40) / CALLS * 1e6}
+
+
+def chain_over_two() -> dict[str, float]:
+    """Measures the same as `chain` on an array over the first and the last device."""
+    devices = jax.devices()
+    mesh = jax.sharding.Mesh([devices[0], devices[-1]], ("x",))
+    return _chain(jax.device_put(jnp.zeros(2), jax.sharding.NamedSharding(mesh, jax.P("x"))))
 
 
 def _transfer(work: Callable[[], Any]) -> dict[str, float]:
@@ -176,7 +186,17 @@ def idle() -> dict[str, float]:
 
 WORK = {
     work.__name__: work
-    for work in (chain, training_step, puts, fetches, many_calls, very_many_calls, mpmd_step, idle)
+    for work in (
+        chain,
+        chain_over_two,
+        training_step,
+        puts,
+        fetches,
+        many_calls,
+        very_many_calls,
+        mpmd_step,
+        idle,
+    )
 }
 
 

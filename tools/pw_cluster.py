@@ -15,6 +15,7 @@ _DESCRIPTION = """\
   pw-cluster up cluster.toml --foreground      the same, and stay, for systemd and Kubernetes: SIGTERM ends it
   pw-cluster list                              the clusters that are running
   pw-cluster status lab [--json] [--watch]     its islands, hosts and clients
+  pw-cluster run lab -- python train.py        run a JAX program on its devices; exit with its exit code
   pw-cluster end lab CLIENT                    end a client, and free all that it owns
   pw-cluster down lab                          end it, with its workers and clients
   pw-cluster logs lab [--follow]               what its service and its workers have written
@@ -28,15 +29,27 @@ pw-cluster COMMAND --help lists the flags of a command.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    if arguments is None and "--foreground" in sys.argv[1:]:
-        # The started process itself stays, and no child of it.
-        arguments = sys.argv[1:]
-    return command.run(make_parser(), _run, arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    end = given.index("--") if "--" in given else len(given)
+    program = given[end + 1 :]
+    # The started process itself stays, and no child of it.
+    stays = arguments is not None or "--foreground" in given or given[:1] == ["run"]
+    return command.run(make_parser(), lambda options: _run(options, program), given[:end] if stays else None)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
     if options.command is None:
         raise UserError(f"expected a command: {', '.join(make_parser().commands)}; see pw-cluster --help")
+
+    if options.command == "run":
+        if not program:
+            raise UserError("expected -- and a program; see pw-cluster run --help")
+
+        from pathways.tools.drivers import cluster_run
+
+        return cluster_run.run(options, program)
+    if program:
+        raise UserError(f"pw-cluster {options.command} takes no program")
 
     from pathways.tools.drivers import cluster as driver
 
@@ -45,11 +58,16 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parser() -> FlagParser:
     """Returns the flags of the tool."""
-    usage = "pw-cluster up|list|status|end|down|logs [CLUSTER] [flags]"
+    usage = "pw-cluster up|list|status|run|end|down|logs [CLUSTER] [flags]"
     parser = FlagParser("pw-cluster", usage, _DESCRIPTION, library=None)
     up = parser.add_command("up", "FILE [flags]", "Starts the cluster of a file.")
     parser.add_command("list", "", "Lists the clusters that are up.")
     status = parser.add_command("status", "CLUSTER [flags]", "Shows islands, hosts and clients.")
+    run = parser.add_command(
+        "run",
+        "CLUSTER [flags] -- PROGRAM [ARGUMENT ...]",
+        "Runs an unmodified JAX program on the devices of a cluster.",
+    )
     end = parser.add_command("end", "CLUSTER CLIENT [flags]", "Ends a client, and frees all that it owns.")
     down = parser.add_command("down", "CLUSTER [flags]", "Ends a cluster, with its workers and clients.")
     logs = parser.add_command(
@@ -57,13 +75,21 @@ def make_parser() -> FlagParser:
     )
     up.add_argument("target", metavar="FILE", help="a configuration file, in TOML")
     logs.add_argument("target", metavar="CLUSTER", help="the name of a cluster")
-    for parser_of in (status, end, down):
+    for parser_of in (status, run, end, down):
         parser_of.add_argument("target", metavar="CLUSTER", help="its name, or an address and a port")
         parser_of.add_argument("--token", metavar="FILE", help="a copy of the token of a cluster elsewhere")
     up.add_argument("--name", metavar="NAME", help="the name of the cluster; default: that of the file")
     up.add_argument("--foreground", action="store_true", help="stay, and log to standard error")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.add_argument("--watch", action="store_true", help="refresh every second")
+    run.add_argument("--client", metavar="NAME", help="its name at the service; default: user and process id")
+    run.add_argument(
+        "--islands",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        help="the islands whose devices it sees, as in island0,island1; default: all",
+    )
+    run.add_argument("--with-cpu", action="store_true", help="it also gets the CPU of its own process")
     end.add_argument("client", metavar="CLIENT", help="the name of a client")
     logs.add_argument("--follow", action="store_true", help="keep following until the cluster ends")
     return parser

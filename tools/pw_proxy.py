@@ -55,6 +55,12 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
     if options.cpu_devices is not None and options.platform != "cpu":
         raise UserError("--cpu-devices is for --platform cpu")
 
+    if options.hosts is None and (options.islands is not None or options.devices_per_host is not None):
+        raise UserError("--islands and --devices-per-host are for --hosts")
+    if options.hosts is not None and options.slices != 1:
+        raise UserError("--slices is for one process; with --hosts each island is a slice")
+    options.devices_per_host = options.devices_per_host or 1
+
     from pathways.tools.drivers import proxy as driver
 
     return driver.run(options, program)
@@ -87,6 +93,25 @@ def make_parser() -> FlagParser:
         help="whose devices to serve: cpu or cuda; default: cpu",
     )
     add("--cpu-devices", type=cpu_devices, metavar="N", help="how many devices the CPU is; default: 1")
+    add(
+        "--hosts",
+        type=count,
+        metavar="N",
+        help="how many workers to start, each a host with devices of its own; default: the devices of the "
+        "server itself",
+    )
+    add(
+        "--devices-per-host",
+        type=cpu_devices,
+        metavar="N",
+        help="how many CPU devices a host is; default: 1",
+    )
+    add(
+        "--islands",
+        type=count,
+        metavar="N",
+        help="into how many equal islands to divide the hosts; default: each host is one",
+    )
     add(
         "--slices",
         type=count,

@@ -20,7 +20,7 @@ from pathways.passes.pipeline import Options
 from pathways.runtime.local.devices import binding_of
 from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan.lower import plan_of
-from pathways.runtime.proxy.programs import check_module
+from pathways.runtime.proxy.loading.program_checks import check_module
 from pathways.runtime.traces.file_trace import start_from_environment
 from pathways.runtime.xla.pjrt import platform_of
 

@@ -187,7 +187,7 @@ def _connect(requested: Settings | Attachment) -> Cluster:
     _close()
     raise_as_errors_of_jax()
     if isinstance(requested, Settings):
-        started = _started(requested)
+        started = start_session(requested)
     else:
         started = with_traces(attaching.attach(requested))
     try:
@@ -210,7 +210,12 @@ def with_traces[S: HostSession](session: S) -> S:
     return session
 
 
-def _started(settings: Settings) -> HostSession:
+def start_session(settings: Settings) -> HostSession:
+    """Starts the workers that settings describe, and returns a session with them.
+
+    Raises:
+      HostError: a worker does not start.
+    """
     starter = starter_of(settings)
     print(f"pathways: {start_description(settings)} ...", file=sys.stderr, flush=True)
     try:

@@ -36,6 +36,7 @@ from pathways.runtime.hosts.worker.sigterm import SigtermHandler
 from pathways.runtime.hosts.worker.worker import Worker, WorkerExtension, exit_now, refuse
 from pathways.runtime.hosts.worker.worker_target import Peers
 from pathways.runtime.local.devices import discover
+from pathways.runtime.proxy.worker.extension import serve_proxy
 from pathways.runtime.resilience.snapshots.worker_snapshots import serve_snapshots
 from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.resources.manager import ResourceError
@@ -44,7 +45,7 @@ from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.traces.worker_recording import record_steps
 from pathways.runtime.xla import distributed
 
-EXTENSIONS: tuple[WorkerExtension, ...] = (record_steps, serve_snapshots)
+EXTENSIONS: tuple[WorkerExtension, ...] = (record_steps, serve_snapshots, serve_proxy)
 """Extensions of workers, beside steps, calls and arrays."""
 
 _chance = random.SystemRandom()

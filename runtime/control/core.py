@@ -128,7 +128,9 @@ class ClusterCore(ClusterView[Gang]):
         step, host, error = failure.step, failure.host, failure.error
         effects: list[Effect] = []
         gang = self.gang(failure.gang)
-        if gang is not None and gang.is_multi_host and not step.is_unordered and gang.failure is None:
+        # Of a step on one of several hosts, the others expect nothing.
+        is_shared = gang is not None and len(step.hosts.intersection(gang.hosts)) > 1
+        if gang is not None and is_shared and not step.is_unordered and gang.failure is None:
             what = error or next(iter(failure.wrong.values()))
             why = f"step {serial(step.number)} of program {step.program} failed there: {what}"
             # The exit of processes that were to exit is no loss, but their later results may be wrong.

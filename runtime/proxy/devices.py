@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from jax.experimental.layout import Layout
 
 from pathways.runtime.local.load import Executable
-from pathways.runtime.proxy.compile_process import CompileProcesses
-from pathways.runtime.proxy.memory.layouts import make_layout, parse_layout
-from pathways.runtime.proxy.memory.memory_account import MemoryAccount
-from pathways.runtime.proxy.memory.shardings import check_op_sharding
-from pathways.runtime.proxy.memory.slice_states import SliceStates
-from pathways.runtime.proxy.program_cache import ProgramCache
+from pathways.runtime.proxy.arrays.layouts import make_layout, parse_layout
+from pathways.runtime.proxy.arrays.memory_account import MemoryAccount
+from pathways.runtime.proxy.arrays.placements import (
+    DTYPES,
+    ArrayPlacement,
+    ArraySpec,
+    checked_shape,
+    on_device,
+)
+from pathways.runtime.proxy.arrays.shardings import check_op_sharding
+from pathways.runtime.proxy.arrays.slice_states import SliceStates
+from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
+from pathways.runtime.proxy.loading.program_cache import ProgramCache
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.wire.descriptors import Messages
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.resources.folders import PermittedFolders
-from pathways.runtime.xla import ifrt, pjrt
+from pathways.runtime.xla import ifrt
 
 CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]
 """Function that compiles MLIR bytecode in IFRT IR for devices, which the program numbers from 0."""
@@ -32,164 +35,18 @@ CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]
 RUNTIME_TYPE = "pathways"
 """Name of the runtime for clients; Orbax has handlers for this name only."""
 
-STRING = np.dtype(np.dtypes.StringDType())
-
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    "PRED": np.dtype(bool),
-    **{f"S{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "C64": np.dtype(np.complex64),
-    "C128": np.dtype(np.complex128),
-    **{
-        f"{letter}{bits}": np.dtype(getattr(ml_dtypes, f"{name}{bits}"))
-        for letter, name in (("S", "int"), ("U", "uint"))
-        for bits in (1, 2, 4)
-        if hasattr(ml_dtypes, f"{name}{bits}")
-    },
-    **{
-        f"F{name}": np.dtype(getattr(ml_dtypes, f"float{name[0]}_{name[1:].lower()}"))
-        for name in (
-            "8E3M4",
-            "8E4M3",
-            "8E4M3FN",
-            "8E4M3B11FNUZ",
-            "8E4M3FNUZ",
-            "8E5M2",
-            "8E5M2FNUZ",
-            "8E8M0FNU",
-            "4E2M1FN",
-            "6E2M3FN",
-            "6E3M2FN",
-        )
-    },
-    "STRING": STRING,
-}
-"""Types of elements by their names in the protocol."""
-
 FOLDERS_ADVICE = "see pw-proxy --files"
 """End of the error of a path that the server may not use."""
 
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ArrayPlacement:
-    """Placement of an array: devices, and the division into a shard for each of them.
-
-    Attributes:
-      devices: the devices, in the order of the shards.
-      memory_kind: a kind of memory of these devices; None for their default.
-      hlo: the sharding; None for a client that gives the shapes of shards alone.
-      shard_shape: the shape of each shard, from such a client.
-    """
-
-    devices: tuple[jax.Device, ...]
-    memory_kind: str | None
-    hlo: ifrt.HloSharding | None
-    shard_shape: tuple[int, ...] | None = None
-
-    @functools.cached_property
-    def sharding(self) -> jax.sharding.Sharding:
-        """The sharding for JAX; a replicated placeholder if only the shapes of shards are known."""
-        return ifrt.sharding_on(self.devices, self.hlo or ifrt.replicated(), self.memory_kind)
-
-    def shard_shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Returns the shape of each shard of an array; None if the client has not given it.
-
-        Raises:
-          ValueError: the sharding does not divide the shape.
-          StatusError: the sharding has another number of dimensions.
-        """
-        if self.hlo is not None:
-            try:
-                return self.sharding.shard_shape(shape)
-            except AssertionError:  # JAX itself never creates such a sharding.
-                raise StatusError(
-                    StatusCode.INVALID_ARGUMENT,
-                    f"the sharding {self.hlo} is not one of {len(shape)} dimensions"[:1000],
-                ) from None
-        return shape if len(self.devices) == 1 else self.shard_shape
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether each shard is the whole array."""
-        return len(self.devices) == 1 or (self.hlo is not None and ifrt.is_replicated(self.hlo))
-
-    @functools.cached_property
-    def _makers(self) -> dict[Any, Callable[[Sequence[jax.Array]], jax.Array]]:
-        return {}
-
-    def maker(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Callable[[Sequence[jax.Array]], jax.Array]:
-        """Returns a function that joins shards to an array."""
-        key = shape, dtype
-        if key not in self._makers:
-            self._makers[key] = ifrt.array_maker(self.shard_shape or shape, dtype, self.sharding)
-        return self._makers[key]
-
-
-@functools.lru_cache(maxsize=1024)
-def on_device(device: jax.Device, memory_kind: str | None) -> ArrayPlacement:
-    """Returns the placement on one device. It is one object, so that its sharding is created once."""
-    return ArrayPlacement((device,), memory_kind, None)
-
-
-@dataclasses.dataclass(frozen=True)
-class ArraySpec:
-    """Type and placement of an array.
-
-    Attributes:
-      dtype: the type of its elements.
-      placement: its devices and sharding.
-      layout: the layout of each shard in memory; None for the default.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    placement: ArrayPlacement
-    layout: Layout | None = None
-
-    @functools.cached_property
-    def shard_bytes(self) -> int:
-        """The bytes of each shard; the mean if the shapes of shards are unknown."""
-        placement = self.placement
-        if placement.shard_shape is not None:
-            return math.prod(placement.shard_shape) * self.dtype.itemsize
-        whole = math.prod(self.shape) * self.dtype.itemsize
-        if placement.is_replicated:
-            return whole
-        try:
-            return math.prod(placement.sharding.shard_shape(self.shape)) * self.dtype.itemsize
-        except ValueError:  # The devices do not divide the shape.
-            return -(-whole // len(placement.devices))
-
-    def make(self, shards: Sequence[jax.Array]) -> jax.Array:
-        """Joins shards to an array, without a copy.
-
-        Raises:
-          StatusError: they have another type or shape, which JAX does not check.
-        """
-        shape = self.placement.shard_shape_of(self.shape)
-        for shard in shards:
-            if shard.dtype != self.dtype or shard.shape != (shape or shard.shape):
-                raise StatusError(
-                    StatusCode.INVALID_ARGUMENT,
-                    f"{shard.dtype.name}{list(shard.shape)} is no shard of "
-                    f"{self.dtype.name}{list(self.shape)}",
-                )
-        return self.placement.maker(self.shape, self.dtype)(shards)
-
-
 class ServedDevices:
     """Devices of the server, with the messages of the protocol that describe them.
 
     Args:
-      devices: the devices that clients may use.
-      slices: the number of equal slices that the devices form; if it is more than one, the attributes of
-        devices have the index of their slice.
+      backend: the place of the devices. With more than one slice, the attributes of devices have the index of
+        their slice.
       compile_ifrt: compiles programs in IFRT IR; None rejects them.
       max_memory: the maximum of bytes of the arrays and programs of all clients; None for no limit.
       folders: the folders in which clients may have the server read and write files.
@@ -197,38 +54,30 @@ class ServedDevices:
 
     def __init__(
         self,
-        devices: Sequence[jax.Device],
+        backend: Backend,
         messages: Messages,
-        slices: int = 1,
         compile_ifrt: CompileIfrt | None = None,
         max_memory: int | None = None,
         folders: PermittedFolders | None = None,
     ) -> None:
-        if slices < 1 or len(devices) % slices:
-            raise ValueError(f"{len(devices)} devices cannot form {slices} equal slices")
-        self.devices = tuple(devices)
+        self.backend = backend
+        self.devices = tuple(offered.device for offered in backend.devices)
         self.messages = messages
-        self.slices = slices
-        self.slice_states = SliceStates.of(slices)
+        self.slices = backend.slices
+        self.slice_states = SliceStates.of(backend.slices)
+        self.engine = backend.engine
+        self.platform = backend.devices[0].facts.platform
         self.compile_ifrt = compile_ifrt
         self.memory = MemoryAccount(max_memory)
         self.reader = ProgramReader()
-        self.compilers = CompileProcesses()
         # With a limit, cached programs that no client has must not use memory of clients.
         self.program_cache = ProgramCache[Any]() if max_memory is None else ProgramCache[Any](0)
         self.folders = folders or PermittedFolders(advice=FOLDERS_ADVICE)
-        self._by_id = {device.id: device for device in devices}
-        self._slices = {
-            device: number * slices // len(self.devices) for number, device in enumerate(self.devices)
-        }
-        self._memory_kinds = {memory.kind for device in devices for memory in device.addressable_memories()}
+        self._by_id = {device.id: device for device in self.devices}
+        self._slices = {offered.device: offered.slice for offered in backend.devices}
+        self._memory_kinds = {memory.kind for offered in backend.devices for memory in offered.facts.memories}
         self._placements: dict[bytes, ArrayPlacement] = {}
         self._kinds = messages["xla.ifrt.DTypeProto"].DESCRIPTOR.enum_types_by_name["Kind"]
-
-    @property
-    def client(self) -> Any:
-        """XLA's client of the devices."""
-        return self.devices[0].client
 
     def slice_of(self, device: jax.Device) -> int:
         """Returns the index of the slice of a device."""
@@ -263,45 +112,48 @@ class ServedDevices:
 
     def describe(self, response: Any, session: int) -> None:
         """Fills an `InitResponse` for a session."""
-        client = self.client
         response.session_id = session
-        response.platform_name = pjrt.platform_of(self.devices[0])
-        response.platform_version = client.platform_version
+        response.platform_name = self.platform
+        response.platform_version = self.backend.devices[0].facts.platform_version
         response.runtime_type = RUNTIME_TYPE
         response.process_index = 0
-        for device in self.devices:
-            self._describe_device(response, device)
+        for offered in self.backend.devices:
+            self._describe_device(response, offered)
         attributes = response.client_attributes.attributes
         attributes["serialize_with_sdy"].bool_value = True
         attributes["supports_executable_serialization"].bool_value = False
 
-    def _describe_device(self, response: Any, device: jax.Device) -> None:
+    def _describe_device(self, response: Any, offered: OfferedDevice) -> None:
+        number, facts = offered.device.id, offered.facts
         described = response.all_devices.add(
-            id=device.id,
-            local_device_id=device.id,
-            local_hardware_id=device.id,
-            platform_name=pjrt.platform_of(device),
-            device_kind=device.device_kind,
-            debug_string=str(device),
-            to_string=repr(device),
+            id=number,
+            local_device_id=number,
+            local_hardware_id=number,
+            platform_name=facts.platform,
+            device_kind=facts.kind,
+            debug_string=facts.text,
+            to_string=facts.representation,
         )
-        response.primary_device_ids.append(device.id)
-        response.addressable_device_ids.append(device.id)
+        response.primary_device_ids.append(number)
+        response.addressable_device_ids.append(number)
+        attributes = described.attributes.attributes
         if self.slices > 1:
-            described.attributes.attributes["slice_index"].int64_value = self.slice_of(device)
-        default = device.default_memory().kind
-        for memory in device.addressable_memories():
-            number = len(response.memories)
+            attributes["slice_index"].int64_value = offered.slice
+        if offered.task is not None:
+            for name in ("task_id", "virtual_task_index"):
+                attributes[name].int64_value = offered.task
+        for memory in facts.memories:
+            of_memory = len(response.memories)
             response.memories.add(
-                id=number,
+                id=of_memory,
                 memory_space_kind=memory.kind,
-                device_ids=[device.id],
-                debug_string=str(memory),
-                to_string=repr(memory),
+                device_ids=[number],
+                debug_string=memory.text,
+                to_string=memory.representation,
             )
-            described.memory_ids.append(number)
-            if memory.kind == default:
-                described.default_memory_id = number
+            described.memory_ids.append(of_memory)
+            if memory.kind == facts.default_memory:
+                described.default_memory_id = of_memory
 
     def dtype(self, proto: Any) -> np.dtype[Any]:
         """Returns the type of elements that a `DTypeProto` names.
@@ -441,9 +293,6 @@ _LAYOUT_FIELDS = frozenset(
     {"minor_to_major", "tiles", "element_size_in_bits", "tail_padding_alignment_in_elements"}
 )
 _MAX_PLACEMENTS = 4096
-_MAX_RANK = 64
-_MAX_SIZE = 1 << 56
-"""Elements of an array: XLA counts bytes with 63 bits."""
 
 
 def _common_shape(proto: Any) -> tuple[int, ...]:
@@ -468,15 +317,3 @@ def shape_of(proto: Any) -> tuple[int, ...]:
       StatusError: they are invalid.
     """
     return checked_shape(proto.dims)
-
-
-def checked_shape(dims: Iterable[int]) -> tuple[int, ...]:
-    """Checks the dimensions of an array, and returns them.
-
-    Raises:
-      StatusError: they are too many or too large, or one is negative.
-    """
-    shape = tuple(dims)
-    if len(shape) > _MAX_RANK or min(shape, default=0) < 0 or math.prod(max(n, 1) for n in shape) > _MAX_SIZE:
-        raise StatusError(StatusCode.INVALID_ARGUMENT, f"invalid shape: {shape[:_MAX_RANK]}")
-    return shape

@@ -13,9 +13,10 @@ import numpy as np
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.local.load import Executable, Port, stats_of
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.compiled_program import CompiledProgram
-from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.compiled_program import CompiledProgram
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla import ifrt, pjrt

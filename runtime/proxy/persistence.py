@@ -25,21 +25,14 @@ from typing import Any
 import numpy as np
 
 from pathways.runtime.data.array_files import ArrayFiles, load_tensorstore, system_error
-from pathways.runtime.plan.block_rows import Rows, index_of, rows_of
-from pathways.runtime.proxy import arrays
-from pathways.runtime.proxy.arrays import PendingArray, ProxyArray
-from pathways.runtime.proxy.devices import (
-    DTYPES,
-    STRING,
-    ArrayPlacement,
-    ArraySpec,
-    ServedDevices,
-    checked_shape,
-)
+from pathways.runtime.plan.block_rows import Rows, index_of
+from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
+from pathways.runtime.proxy.arrays.placements import DTYPES, STRING, ArrayPlacement, ArraySpec, checked_shape
+from pathways.runtime.proxy.arrays.proxy_array import PendingArray, ProxyArray
+from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.plugin_programs import PluginProgram
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.folders import PermittedFolders, descend, refuse_links_below
-from pathways.runtime.xla import ifrt
 
 _CONTEXT = {"file_io_concurrency": {"limit": 128}}
 _COMPRESSOR = {"id": "zstd", "level": 1}
@@ -81,8 +74,7 @@ class StoredArray:
     @property
     def bounds(self) -> list[Rows]:
         """The rows of the shard of each device."""
-        indices = self.placement.sharding.devices_indices_map(self.shape)
-        return [rows_of(indices[device], self.shape) for device in self.placement.devices]
+        return self.placement.rows_of(self.shape)
 
     def __str__(self) -> str:
         return f"array {self.name[:200]!r} in folder {self.folder[:1000]!r}"
@@ -146,11 +138,13 @@ class PersistenceProgram(PluginProgram):
     """Program that writes or reads arrays.
 
     Attributes:
+      engine: the engine of its arrays.
       folders: the folders that it may use.
       stored: the arrays.
       timeout: the time limit in seconds.
     """
 
+    engine: ArrayEngine
     folders: PermittedFolders
     stored: tuple[StoredArray, ...]
     timeout: float
@@ -178,9 +172,9 @@ class WriteProgram(PersistenceProgram):
                 StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arrays for {len(self.stored)} names"
             )
         for stored, argument in zip(self.stored, arguments, strict=True):
-            _check_argument(stored, argument)
+            _check_argument(self.engine, stored, argument)
         # The next request may donate the arrays.
-        copies = [arrays.copy([argument], (), _COPY_MEMORY)[0] for argument in arguments]
+        copies = [self.engine.copy([argument], (), _COPY_MEMORY)[0] for argument in arguments]
         job = FileJob((), self.timeout)
         run(lambda: _run(job, lambda: self._write(copies, job)))
         return job
@@ -192,7 +186,7 @@ class WriteProgram(PersistenceProgram):
         )
         for name, group in itertools.groupby(pairs, lambda pair: pair[0].folder):
             with self.folders.open(name, create=True) as folder:
-                _write_all(folder, list(group), job)
+                _write_all(self.engine, folder, list(group), job)
 
 
 class ReadProgram(PersistenceProgram):
@@ -214,7 +208,7 @@ class ReadProgram(PersistenceProgram):
         pairs = zip(self.stored, job.results, strict=True)
         for name, group in itertools.groupby(pairs, lambda pair: pair[0].folder):
             with self.folders.open(name) as folder:
-                _read_all(folder, list(group), job)
+                _read_all(self.engine, folder, list(group), job)
 
 
 def parse_write(served: ServedDevices, body: Any) -> WriteProgram:
@@ -252,7 +246,7 @@ def _invalid(kind: str) -> Iterator[None]:
 def _fields(
     served: ServedDevices, requests: Sequence[Mapping[str, Any]], *, is_read: bool
 ) -> tuple[Any, ...]:
-    """Returns devices, folders, arrays and timeout of a program."""
+    """Returns devices, engine, folders, arrays and timeout of a program."""
     load_tensorstore()
     if not requests:
         raise StatusError(StatusCode.INVALID_ARGUMENT, "a request of no array")
@@ -260,7 +254,7 @@ def _fields(
     timeout = min(
         request["timeout"]["seconds"] + request["timeout"].get("nanos", 0) / 1e9 for request in requests
     )
-    return stored[0].placement.devices, served.folders, stored, float(timeout)
+    return stored[0].placement.devices, served.engine, served.folders, stored, float(timeout)
 
 
 def _stored(served: ServedDevices, request: Mapping[str, Any], is_read: bool) -> StoredArray:
@@ -287,13 +281,13 @@ def _stored(served: ServedDevices, request: Mapping[str, Any], is_read: bool) ->
     return stored
 
 
-def _check_argument(stored: StoredArray, argument: ProxyArray) -> None:
+def _check_argument(engine: ArrayEngine, stored: StoredArray, argument: ProxyArray) -> None:
     spec, _ = argument.read()
-    shard = stored.placement.sharding.shard_shape(stored.shape)
+    shard = stored.placement.shard_shape_of(stored.shape)
     if (
         spec.shape != stored.shape
         or spec.placement.devices != stored.placement.devices
-        or any(tuple(piece.shape) != shard for piece in argument.shards)
+        or any(tuple(piece.shape) != shard for piece in engine.shards_of(argument))
         or spec.dtype == STRING
     ):
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"the argument is not the {stored}")
@@ -308,14 +302,16 @@ def _run(job: FileJob, work: Callable[[], None]) -> None:
         job.end(_status(error))
 
 
-def _write_all(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob) -> None:
+def _write_all(
+    engine: ArrayEngine, folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob
+) -> None:
     """Writes arrays into a folder."""
     hidden = f".pw-{uuid.uuid4().hex}"
     os.mkdir(hidden, dir_fd=folder)
     try:
         with _opened(folder, [hidden]) as new:
             with _subject(str(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} arrays like {pairs[0][0]}"):
-                _write_new(new, pairs, job)
+                _write_new(engine, new, pairs, job)
             for number, (stored, _) in enumerate(pairs):
                 *outer, name = stored.folder_names
                 with _subject(str(stored)), _opened(folder, outer, create=True) as parent:
@@ -333,12 +329,14 @@ def _write_all(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
         shutil.rmtree(hidden, ignore_errors=True, dir_fd=folder)
 
 
-def _write_new(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob) -> None:
+def _write_new(
+    engine: ArrayEngine, folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob
+) -> None:
     """Writes arrays to folders `0`, `1`, ... of a new folder; waits until the files are synchronised."""
     with ArrayFiles(_CONTEXT, job.result_of) as files:
         opened = []
         for number, (stored, array) in enumerate(pairs):
-            chunks = [max(size, 1) for size in stored.placement.sharding.shard_shape(stored.shape)]
+            chunks = [max(size, 1) for size in stored.placement.shard_shape_of(stored.shape) or ()]
             spec = {
                 "driver": "zarr",
                 "kvstore": {"driver": "file", "path": f"{_path_of(folder)}{number}/"},
@@ -350,12 +348,14 @@ def _write_new(folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job
         for future, (stored, array) in zip(opened, pairs, strict=True):
             store = job.result_of(future)
             # Each block once: several devices may have equal shards.
-            for bounds, shard in dict(zip(stored.bounds, array.shards, strict=True)).items():
-                files.write(store[index_of(bounds)], ifrt.host_value(shard))
+            for bounds, shard in dict(zip(stored.bounds, engine.shards_of(array), strict=True)).items():
+                files.write(store[index_of(bounds)], engine.read(shard))
         files.finish()
 
 
-def _read_all(folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], job: FileJob) -> None:
+def _read_all(
+    engine: ArrayEngine, folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], job: FileJob
+) -> None:
     """Reads arrays from a folder."""
     is_ocdbt = Path(_path_of(folder), "manifest.ocdbt").exists()
     if is_ocdbt:
@@ -370,7 +370,7 @@ def _read_all(folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], jo
                     refuse_links_below(of_array)
                     kvstore = {"driver": "file", "path": _path_of(of_array)}
                 values = _read_one(stored, kvstore, job)
-                result.resolve(arrays.make(stored.spec, values).value)
+                result.resolve(engine.make(stored.spec, values).value)
         except Exception as error:
             status = _status(error)
             result.resolve(status)

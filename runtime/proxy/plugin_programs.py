@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import jax
 
-from pathways.runtime.proxy import arrays
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
+from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 
 _PREFIX = b"__serialized_plugin_program "
@@ -57,6 +58,7 @@ class ReshardProgram(PluginProgram):
     """Program that copies arrays to other shardings, on the same or on other devices."""
 
     placements: tuple[ArrayPlacement, ...]
+    engine: ArrayEngine
 
     name = "reshard"
 
@@ -69,12 +71,19 @@ class ReshardProgram(PluginProgram):
             raise StatusError(
                 StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arrays for {len(self.placements)} shardings"
             )
-        results = [_reshard(*pair) for pair in zip(self.placements, arguments, strict=True)]
+        results = [self._reshard(*pair) for pair in zip(self.placements, arguments, strict=True)]
         for number in set(self.donated) - set(kept):
             value = arguments[number].value
             if not isinstance(value, StatusError):
                 value.delete()
         return results
+
+    def _reshard(self, placement: ArrayPlacement, array: ProxyArray) -> ProxyArray:
+        try:
+            spec, _ = array.read()
+            return self.engine.reshard(ArraySpec(spec.dtype, spec.shape, placement), array)
+        except Exception as error:
+            return ProxyArray(array.spec, status_of(error))
 
 
 def parse_request(data: bytes) -> tuple[str, Any]:
@@ -105,18 +114,12 @@ def parse_reshard(served: ServedDevices, body: Any) -> ReshardProgram:
         raise StatusError(StatusCode.INVALID_ARGUMENT, "invalid reshardRequest") from None
     if not before or len(before) != len(after):
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"{len(after)} shardings for {len(before)} arrays")
-    return ReshardProgram(before[0].devices, after, donated=tuple(range(len(before))) if donates else ())
+    return ReshardProgram(
+        before[0].devices, after, served.engine, donated=tuple(range(len(before))) if donates else ()
+    )
 
 
 def _placement(served: ServedDevices, item: Mapping[str, Any]) -> ArrayPlacement:
     # An empty text means replicated.
     hlo = base64.b64decode(item.get("xla_hlo_sharding", ""))
     return served.hlo_placement(item["devices"]["device_ids"], hlo, item.get("memory_kind"))
-
-
-def _reshard(placement: ArrayPlacement, array: ProxyArray) -> ProxyArray:
-    try:
-        spec, _ = array.read()
-        return arrays.reshard(ArraySpec(spec.dtype, spec.shape, placement), array)
-    except Exception as error:
-        return ProxyArray(array.spec, status_of(error))

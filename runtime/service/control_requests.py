@@ -17,15 +17,16 @@ from typing import Any
 import msgspec
 
 from pathways.dialect.errors import PathwaysError
-from pathways.runtime.control.records.errors import HostError, failed
+from pathways.runtime.control.records.errors import HostError, failed, lost
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.host import WorkerHandle
-from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram, HostPort
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.protocol.messages import (
     ClockTime,
     Describe,
     Described,
+    DeviceLayout,
     Message,
     MessageError,
     Ping,
@@ -42,6 +43,7 @@ from pathways.runtime.service.bound_slices import BoundSlices
 from pathways.runtime.service.protocol.service_messages import (
     ForHost,
     FromHost,
+    LoadForeignProgram,
     LoadProgram,
     ReleaseDevices,
     RemoteError,
@@ -49,15 +51,18 @@ from pathways.runtime.service.protocol.service_messages import (
     ServicePong,
 )
 from pathways.runtime.service.relayed_replies import RelayedRequest
-from pathways.runtime.service.served_client import ServedClient
+from pathways.runtime.service.served_client import ServedClient, ServedProgram
 
 _MAX_LOADING = 64
 """Limit on the programs that are compiled for one client at the same time."""
 
 log = logging.getLogger("pathways")
 
-LoadCallback = Callable[[ServedClient, int, HostedProgram | RemoteError], None]
+LoadCallback = Callable[[ServedClient, int, ServedProgram | RemoteError], None]
 """Function of a client, the number of its request, and its program or an error."""
+
+_ANYWHERE = DeviceLayout((), (), (), (), None)
+"""Layout of operands and results of programs of extensions, whose places their clients know."""
 
 
 class ControlRequestHandler:
@@ -114,7 +119,7 @@ class ControlRequestHandler:
                 hosts = self._pool.hosts
                 trips = {host.index: trip for host in hosts if (trip := host.round_trip.seconds) is not None}
                 client.watch.send(ServicePong(message.number, trips, self._workers.spares()))
-            case LoadProgram():
+            case LoadProgram() | LoadForeignProgram():
                 with self._lock:
                     client.loading += 1
                     is_over_limit = client.loading > _MAX_LOADING
@@ -175,26 +180,52 @@ class ControlRequestHandler:
         with contextlib.suppress(ConnectionEnded):
             host.watch.send(message(request.number))
 
-    def _load(self, client: ServedClient, message: LoadProgram) -> None:
+    def _load(self, client: ServedClient, message: LoadProgram | LoadForeignProgram) -> None:
         """Compiles a program for a client; runs in a separate thread."""
-        loaded: HostedProgram | RemoteError
+        loaded: ServedProgram | RemoteError
+        name = message.name if isinstance(message, LoadForeignProgram) else message.program.name
         try:
-            program = self._resolve(message.program)
-            split = functools.partial(self._splitter.split, client, program)
-            loaded = self._workers.load(program, split)
+            if isinstance(message, LoadForeignProgram):
+                loaded = self._load_foreign(client, message)
+            else:
+                program = self._resolve(message.program)
+                split = functools.partial(self._splitter.split, client, program)
+                loaded = ServedProgram(self._workers.load(program, split))
         except HostError as error:
             loaded = RemoteError.of(error.record())
         except (PathwaysError, MessageError) as error:
             loaded = RemoteError.of(failed(str(error)))
         except Exception as error:
             # Report unexpected errors, such as that no process starts, too: the client waits for a reply.
-            log.exception("cannot load program %r of %s", message.program.name, client)
-            loaded = RemoteError.of(
-                failed(f"program '{message.program.name}': {type(error).__name__}: {error}")
-            )
+            log.exception("cannot load program %r of %s", name, client)
+            loaded = RemoteError.of(failed(f"program '{name}': {type(error).__name__}: {error}"))
         with self._lock:
             client.loading -= 1
         self._on_loaded(client, message.request, loaded)
+
+    def _load_foreign(self, client: ServedClient, message: LoadForeignProgram) -> ServedProgram:
+        """Loads a program of an extension.
+
+        Raises:
+          HostError: a host is lost, or cannot load it.
+          MessageError: the island does not exist, or the request is about a program of another client.
+        """
+        if message.about and message.about not in client.programs:
+            raise MessageError(f"{client} has no program {message.about}")
+        gang = self._pool.gang(message.island)
+        if gang.life.key.start != message.start:
+            raise lost(f"{gang.name} was restarted").error()
+        number, replies = self._workers.load_foreign(
+            message.name, gang.hosts, message.kind, message.body, message.about
+        )
+        # Each host with devices of the program knows all operands and results; the others know their numbers.
+        donated = {operand for reply in replies for operand in reply.donated}
+        where = gang.location(_ANYWHERE)
+        inputs = tuple(HostPort(n, where, n in donated) for n in range(replies[0].operands))
+        outputs = tuple(HostPort(n, where) for n in range(replies[0].results))
+        island = gang.number
+        hosted = HostedProgram(number, message.name, (gang,), {island: inputs}, {island: outputs})
+        return ServedProgram(hosted, tuple(replies))
 
     def _resolve(self, program: BoundProgram) -> BoundProgram:
         """Returns a program with the memory and hosts of its devices, which the client does not provide.

@@ -11,7 +11,7 @@ from typing import Any
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
-from pathways.runtime.hosts.protocol.messages import Call, StartTrace, StopTrace
+from pathways.runtime.hosts.protocol.messages import Call, ForeignFacts, StartTrace, StopTrace
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.service.protocol.service_messages import FromHost, ProgramLoaded
 from pathways.runtime.service.relaying.array_sender import ArraySender, RelayedFetch, Sender
@@ -23,6 +23,7 @@ class ServedProgram:
 
     Args:
       hosted: the program.
+      foreign: the replies of its hosts, if an extension has loaded it.
 
     Attributes:
       hosted: the program.
@@ -33,8 +34,9 @@ class ServedProgram:
       donated: for each island with donated arguments, their positions.
     """
 
-    def __init__(self, hosted: HostedProgram) -> None:
+    def __init__(self, hosted: HostedProgram, foreign: tuple[ForeignFacts, ...] = ()) -> None:
         self.hosted = hosted
+        self._foreign = foreign
         self.queued = 0
         self.is_unwanted = False
         # What all of its steps have in common.
@@ -46,6 +48,11 @@ class ServedProgram:
             if (donated := tuple(n for n, port in enumerate(ports) if port.donated))
         }
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether hosts have a program, and not only replied to a request of an extension."""
+        return all(reply.is_loaded for reply in self._foreign)
+
     def describe(self, request: int) -> ProgramLoaded:
         """Returns the reply to the request of its client to load it."""
         hosted = self.hosted
@@ -53,7 +60,9 @@ class ServedProgram:
             {island: tuple(port.plain() for port in own) for island, own in ports.items()}
             for ports in (hosted.inputs, hosted.outputs)
         )
-        return ProgramLoaded(request, hosted.number, inputs, outputs, hosted.share, self.starts)
+        return ProgramLoaded(
+            request, hosted.number, inputs, outputs, hosted.share, self.starts, foreign=self._foreign
+        )
 
 
 class ServedStep(QueuedStep):

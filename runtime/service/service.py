@@ -29,7 +29,6 @@ from pathways.runtime.control.effects import (
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
-from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.launch.options import HostOptions
@@ -472,19 +471,20 @@ class Service:
         self._loop.post(functools.partial(self._events.append, event))
 
     def _register_program(
-        self, client: ServedClient, request: int, loaded: HostedProgram | RemoteError
+        self, client: ServedClient, request: int, loaded: ServedProgram | RemoteError
     ) -> None:
         """Registers a loaded program and replies to its client, in the dispatch thread."""
         if isinstance(loaded, RemoteError):
             self._send(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
             return
         if client.disconnected.is_set():
-            self._workers.unload(loaded)
+            self._workers.unload(loaded.hosted)
             return
-        program = client.programs[loaded.number] = ServedProgram(loaded)
+        if loaded.is_loaded:
+            client.programs[loaded.hosted.number] = loaded
         # Send pending notices about these islands first, so that the client knows the workers of `starts`.
         self._core.carry_out()
-        self._send(client, program.describe(request))
+        self._send(client, loaded.describe(request))
 
     def _request_unload(self, client: ServedClient, number: int) -> None:
         """Unloads a program of a client after its queued steps; any thread may call it."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import sharding_impls
+from jax._src import op_shardings, sharding_impls
 from jaxlib import _hlo, _jax, xla_client
 
 from pathways.runtime.xla import pjrt
@@ -42,6 +42,21 @@ def replicated() -> HloSharding:
 def is_replicated(sharding: HloSharding) -> bool:
     """Returns whether each device has a copy of the array."""
     return sharding.is_replicated()
+
+
+def parts_of(sharding: HloSharding) -> list[int]:
+    """Returns the number of parts of each dimension of an array; empty if each device has a copy.
+
+    Raises:
+      AssertionError, NotImplementedError: JAX never gives arrays such a sharding.
+    """
+    return op_shardings.get_num_ways_dim_sharded(sharding)[0]
+
+
+def tiles_of(sharding: HloSharding) -> tuple[list[int], list[int]]:
+    """Returns the tiles of an array that is divided: the positions of the devices in the order of tiles, and
+    the number of tiles of each dimension. Dimensions after those of the array are copies."""
+    return sharding.tile_assignment_devices(), sharding.tile_assignment_dimensions()
 
 
 def sharding_on(
@@ -120,12 +135,3 @@ def donated_operands(executable: Any) -> tuple[int, ...]:
     # The first line of the text has the aliases: `input_output_alias={ {0}: (1, {}, may-alias) }`.
     header = executable.hlo_modules()[0].to_string(options).partition("\n")[0]
     return tuple(sorted({int(number) for number in _ALIASES.findall(header)}))
-
-
-def layout(proto: Any, layout: Any) -> None:
-    """Fills an `xla.LayoutProto` from a layout of an executable or of an array."""
-    xla = layout._xla_layout()
-    proto.minor_to_major.extend(xla.minor_to_major())
-    for tile in xla.tiling():
-        proto.tiles.add().dimensions.extend(tile)
-    proto.element_size_in_bits = xla.element_size_in_bits()

@@ -99,7 +99,7 @@ def memory_space(kind: str | None) -> Any:
     return core.mem_kind_to_space(kind)
 
 
-def compile_options(devices: Sequence[jax.Device], operands: int, results: int) -> Any:
+def compile_options(devices: Sequence[Any], operands: int, results: int, client: Any = None) -> Any:
     """Returns the options with which `jax.jit` compiles a module for `devices`.
 
     JAX's own helper reads XLA_FLAGS, jax.config and the settings of the calling thread, so it must run in the
@@ -108,13 +108,14 @@ def compile_options(devices: Sequence[jax.Device], operands: int, results: int) 
     Args:
       operands: the number of operands of the module.
       results: the number of its results.
+      client: the client of the devices; by default that of the first one.
     """
     options = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
         device_assignment=np.array(devices, dtype=object).reshape(1, -1),
         detailed_logging=False,
-        backend=devices[0].client,
+        backend=client or devices[0].client,
     )
     build = options.executable_build_options
     # The plan has decided all shardings: with another one the buffers of a launch would be read in a layout
@@ -272,6 +273,11 @@ def deserialize(raw: bytes, devices: Sequence[jax.Device], options: Any) -> Load
     `options` must be those of these devices: without an assignment, the executable loads but does not run.
     """
     return devices[0].client.deserialize_executable(raw, device_list(devices), options)
+
+
+def device_assignment(devices: Sequence[jax.Device]) -> Any:
+    """Returns the assignment of the partitions of a program to devices, for its compile options."""
+    return _jax.DeviceAssignment.create(np.array([[device.id for device in devices]]))
 
 
 def memory_stats(executable: LoadedExecutable) -> Any | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import proxy_persistence
 import proxy_programs
 import pytest
 
@@ -192,60 +194,11 @@ def test_reshards_requested_by_pathwaysutils(server: ProxyServer) -> None:
     assert out == f"{line}{line}UNIMPLEMENTED: plugin programs 'other' are not supported by the server\n", err
 
 
-PERSISTENCE = """if True:
-    import datetime, sys
-    import jax, jax.numpy as jnp, numpy as np
-    import orbax.checkpoint as ocp
-    from jax.sharding import NamedSharding, PartitionSpec as P
-    from orbax.checkpoint import type_handlers
-    from orbax.checkpoint._src.serialization.cloud_pathways_array_handler import CloudPathwaysArrayHandler
-
-    # As `pathwaysutils.initialize` does with ENABLE_PATHWAYS_PERSISTENCE=1.
-    handler = CloudPathwaysArrayHandler(timeout=datetime.timedelta(minutes=1))
-    type_handlers.register_type_handler(jax.Array, handler, override=True)
-    saver = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
-    mesh = jax.make_mesh((4, 2), ("x", "y"), (jax.sharding.AxisType.Auto,) * 2)
-    turned = jax.make_mesh((2, 4), ("x", "y"), (jax.sharding.AxisType.Auto,) * 2)
-    place = lambda spec, mesh=mesh: NamedSharding(mesh, spec)
-    if sys.argv[1] == "save":
-        state = {
-            "weights": {"one": jax.device_put(jnp.arange(64.0).reshape(8, 8), place(P("x", "y")))},
-            "moment": jax.device_put(jnp.arange(16, dtype=jnp.bfloat16), place(P("y"))),
-            "step": jax.device_put(jnp.int32(7), place(P())),
-        }
-        saver.save(sys.argv[2], state)
-        try:
-            saver.save(sys.argv[3], state)
-        except jax.errors.JaxRuntimeError as error:
-            print(error)
-    else:
-        given = lambda shape, dtype, spec: ocp.ArrayRestoreArgs(
-            global_shape=shape, dtype=dtype, sharding=place(spec, turned)
-        )
-        args = {
-            "weights": {"one": given((8, 8), jnp.float32, P("y", None))},
-            "moment": given((16,), jnp.bfloat16, P(("x", "y"))),
-            "step": given((), jnp.int32, P()),
-        }
-        state = saver.restore(sys.argv[2], ocp.args.PyTreeRestore(restore_args=args))
-        same = (np.asarray(state["weights"]["one"]).ravel() == np.arange(64)).all()
-        print(same, np.asarray(state["moment"], np.float32).sum(), int(state["step"]) + 1)
-        print(state["weights"]["one"].sharding == place(P("y", None), turned))
-    """
-
-
 def test_orbax_has_the_server_write_and_read_arrays(tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     with pathways.proxy.serve(tmp_path / "socket", jax.devices("cpu"), files=[files]) as server:
-
-        def run(*arguments: str | Path) -> str:
-            command = [sys.executable, "-c", PERSISTENCE, *map(str, arguments)]
-            environment = os.environ | server.environment | {"ENABLE_PATHWAYS_PERSISTENCE": "1"}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-            assert done.returncode == 0, done.stderr[-3000:]
-            return done.stdout
-
+        run = functools.partial(proxy_persistence.run, server)
         refused = run("save", files / "step", tmp_path / "other")
         assert refused.startswith(f"PERMISSION_DENIED: path '{tmp_path / 'other'}")
         assert run("restore", files / "step") == "True 120.0 8\nTrue\n"

@@ -184,7 +184,7 @@ def compilers_of(parent: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             is_child = f"\nPPid:\t{parent}\n" in (folder / "status").read_text()
-            if is_child and "runtime.proxy.compile_process" in (folder / "cmdline").read_text():
+            if is_child and "runtime.proxy.loading.compile_process" in (folder / "cmdline").read_text():
                 found.append(int(folder.name))
     return found
 

@@ -66,7 +66,7 @@ def serve(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         options = {"snapshot_folder": str(folder), **options}
         service = ServiceInThreads(Settings(islands, pw.HostOptions(**options)), tmp_path)
         started.append(service)
-        monkeypatch.setattr(connect, "_started", lambda settings: service.attach("ann"))
+        monkeypatch.setattr(connect, "start_session", lambda settings: service.attach("ann"))
         pw.connect(hosts=len(islands))
         return service
 

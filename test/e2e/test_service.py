@@ -62,7 +62,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceInThrea
 @pytest.fixture
 def ann(service: ServiceInThreads, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Attaches this process as a client."""
-    monkeypatch.setattr(connect, "_started", lambda settings: service.attach("ann"))
+    monkeypatch.setattr(connect, "start_session", lambda settings: service.attach("ann"))
     pw.connect(hosts=2)
     yield
     pw.disconnect()
@@ -446,7 +446,7 @@ def test_service_client_sees_hosts_as_their_owner_does(tmp_path, monkeypatch, de
     """Round trips, a step over its deadline, and a kill that the service notices late are reported."""
     options = pw.HostOptions(heartbeat=4, step_deadline=2)
     service = ServiceInThreads(Settings((Island(),) * 2, options), tmp_path)
-    monkeypatch.setattr(connect, "_started", lambda settings: service.attach("ann"))
+    monkeypatch.setattr(connect, "start_session", lambda settings: service.attach("ann"))
     pw.disconnect()
     pw.connect(hosts=2)
     try:

@@ -54,6 +54,7 @@ from proxy_client import HttpClient, SocketClient
 from request_mutations import mutate_bytes
 
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.wire import descriptors
 
@@ -386,7 +387,9 @@ def _run_batch(seed: int, batch: Sequence[int], folder: Path, note: Callable[[st
     # A path of a socket may have 107 characters.
     os.chdir(folder)
     Path("own").mkdir(mode=0o700)
-    server = ProxyServer(Path("own/socket"), ServedDevices(jax.devices("cpu"), descriptors.messages()))
+    server = ProxyServer(
+        Path("own/socket"), ServedDevices(LocalBackend(jax.devices("cpu")), descriptors.messages())
+    )
     resident = 0
     with Path("verdicts").open("a") as file:
         for n, number in enumerate(batch):

@@ -44,6 +44,7 @@ from request_seeds import RecordedSession, read_seeds, record
 from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.sessions.session import ProxySession
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.events import Buffer
@@ -241,7 +242,7 @@ def _run_batch(
 ) -> None:
     """Runs a batch in a child."""
     os.chdir(folder)
-    served = ServedDevices(jax.devices("cpu"), descriptors.messages())
+    served = ServedDevices(LocalBackend(jax.devices("cpu")), descriptors.messages())
     _keep_programs()
     with Path("verdicts").open("a") as file:
         for number in batch:

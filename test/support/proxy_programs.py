@@ -481,8 +481,8 @@ def run_proxied(server: ProxyServer, script: str, folder: Path) -> dict[str, Any
     return pickle.loads((folder / "results").read_bytes())
 
 
-def assert_equal(got: Any, function: Program) -> None:
-    """Checks that a program returned elsewhere the same as here, bit by bit."""
+def assert_equal(got: Any, function: Program, tolerance: float = 0.0) -> None:
+    """Checks that a program returned the same elsewhere, bit by bit, or within a relative tolerance."""
     if isinstance(got, Exception):
         raise got
     want = to_host(function())
@@ -491,7 +491,10 @@ def assert_equal(got: Any, function: Program) -> None:
         if isinstance(other, np.ndarray):
             assert one.dtype == other.dtype
             assert one.shape == other.shape
-            assert one.tobytes() == other.tobytes()
+            if tolerance and one.tobytes() != other.tobytes():
+                np.testing.assert_allclose(one, other, tolerance, tolerance)
+            else:
+                assert one.tobytes() == other.tobytes()
         else:
             assert one == other
 

@@ -21,7 +21,9 @@ from pathways.runtime.service.client.attaching import Attachment, attach_at
 def main() -> int:
     place, token, name, count = sys.argv[1:]
     attachment = Attachment("test", name)
-    connect._started = lambda _: connect.with_traces(attach_at(place, Path(token).read_bytes(), attachment))
+    connect.start_session = lambda _: connect.with_traces(
+        attach_at(place, Path(token).read_bytes(), attachment)
+    )
     pw.connect(hosts=2)
     step, state = stages()
     source = batches(int(count))

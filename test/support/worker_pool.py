@@ -19,7 +19,7 @@ from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.local import devices, recording
 
-START = connect._started
+START = connect.start_session
 """Original function that starts workers of this process."""
 _CLEAN_TIMEOUT_S = 10.0
 """Time in which workers have to free the state of a test: a step may be in flight."""
@@ -73,7 +73,7 @@ class WorkerPool:
         """
         pw.disconnect()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(connect, "_started", functools.partial(self._start, kind))
+            patch.setattr(connect, "start_session", functools.partial(self._start, kind))
             patch.setattr(connect, "_close", self._disconnect)
             try:
                 yield

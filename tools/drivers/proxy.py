@@ -23,6 +23,7 @@ from pathways.passes.analysis.quantities import TimesError, read_bytes
 from pathways.tools.common.errors import UserError
 
 if TYPE_CHECKING:
+    from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
     from pathways.runtime.proxy.serving.server import ProxyServer
 
 
@@ -39,16 +40,28 @@ def run(options: argparse.Namespace, program: Sequence[str]) -> int:
     with _serve(options) as server, _slices_by_signal(server):
         if options.listen is not None:
             return _wait(server)
-        of_client = server.environment
-        if options.with_cpu:
-            of_client["JAX_PLATFORMS"] += ",cpu"
-        with _plugin(environment) as (of_plugin, was_loaded):
-            code = _run_program(program, environment | of_client | of_plugin)
-            if server.was_used and not was_loaded():
-                _LOG.warning(_NO_PLUGIN)
-        if not server.was_used:
-            _LOG.warning(_NEVER_CONNECTED)
-        return code
+        return run_client(server, program, environment, with_cpu=options.with_cpu)
+
+
+def run_client(
+    server: ProxyServer, program: Sequence[str], environment: Mapping[str, str], *, with_cpu: bool = False
+) -> int:
+    """Runs a program that uses a server, and returns its exit code.
+
+    Args:
+      environment: the environment of the program, without the variables of the server.
+      with_cpu: whether the program also gets the CPU of its own process.
+    """
+    of_client = server.environment
+    if with_cpu:
+        of_client["JAX_PLATFORMS"] += ",cpu"
+    with _plugin(environment) as (of_plugin, was_loaded):
+        code = _run_program(program, {**environment, **of_client, **of_plugin})
+        if server.was_used and not was_loaded():
+            _LOG.warning(_NO_PLUGIN)
+    if not server.was_used:
+        _LOG.warning(_NEVER_CONNECTED)
+    return code
 
 
 _NEVER_CONNECTED = (
@@ -126,21 +139,43 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
             "needs its plugin for them: pip install 'jax[cuda13]'"
         ) from None
     try:
+        backend = None if options.hosts is None else _hosts_backend(options)
         return serve(
             None if isinstance(where, tuple) else where,
             slices=options.slices,
             max_memory=max_memory,
             files=options.files,
             insecure_address=where if isinstance(where, tuple) else None,
-            compile_ifrt=compile_ifrt,
+            compile_ifrt=None if backend is not None else compile_ifrt,
+            backend=backend,
         )
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:
         raise UserError(str(error).partition("\n")[0]) from None
 
 
+def _hosts_backend(options: argparse.Namespace) -> HostsBackend:
+    """Starts the workers of `--hosts`, and returns their devices."""
+    from pathways.runtime.clusters.connect import start_session
+    from pathways.runtime.hosts.launch.launcher_choice import settings_of
+    from pathways.runtime.hosts.launch.settings import Island
+    from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
+
+    islands = options.hosts if options.islands is None else options.islands
+    if options.hosts % islands:
+        raise UserError(f"--hosts {options.hosts} cannot form {islands} equal islands")
+    each = Island(options.hosts // islands, options.devices_per_host)
+    return HostsBackend(start_session(settings_of(None, islands=[each] * islands, platform=options.platform)))
+
+
 @contextlib.contextmanager
 def _slices_by_signal(server: ProxyServer) -> Iterator[None]:
-    """Removes the last slice on each SIGUSR1, and restores the one that was removed last on each SIGUSR2."""
+    """Removes the last slice on each SIGUSR1, and restores the one that was removed last on each SIGUSR2.
+
+    Islands are lost and return by themselves.
+    """
+    if server.served.backend.devices[0].task is not None:
+        yield
+        return
     from pathways.runtime.resources.threads import start_thread
 
     # The handler of a signal may interrupt another, so that neither may wait for a lock.

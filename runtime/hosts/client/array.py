@@ -155,7 +155,7 @@ class Array:
             self._value = None
             self._fetches = None
             for location, number in self.copies.items():
-                location.gang.life.unused.add(number)
+                location.unused.add(number)
             self.copies = {}
 
     def is_deleted(self) -> bool:
@@ -202,7 +202,7 @@ class Array:
             # Ctrl-C may come between `put` and `add_copy`.
             with uninterrupted():
                 if self.copies.get(location) != number:
-                    location.gang.life.unused.add(number)
+                    location.unused.add(number)
             raise
 
     def add_copy(self, location: Location, number: int, step: Step | None = None) -> None:
@@ -213,10 +213,10 @@ class Array:
         if self.copies.setdefault(location, number) != number:
             # Another thread has added a copy there.
             self.steps.pop(number, None)
-            location.gang.life.unused.add(number)
+            location.unused.add(number)
         else:
             # Each handle owns its copies: its finalizer frees all shards.
-            location.gang.life.unused.add_after(self, number)
+            location.unused.add_after(self, number)
 
     def _check_alive(self) -> None:
         if self._deleted:
@@ -388,7 +388,7 @@ def results_of(
     for result, copies in zip(results, places, strict=True):
         for location, position in copies:
             result.copies[location] = number = first + position
-            location.gang.life.unused.add_after(result, number)
+            location.unused.add_after(result, number)
     return results
 
 

@@ -31,11 +31,13 @@ from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.frames import CHUNK
 from pathways.runtime.hosts.protocol.host_facts import HostFacts, facts_of
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
-from pathways.runtime.hosts.protocol.messages import Call, Chunk, Describe, Fetch, Free, Put
+from pathways.runtime.hosts.protocol.messages import Call, Chunk, Describe, Fetch, ForeignFacts, Free, Put
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.shards import cut_shards
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.resources.status import HostStatus, SpareStatus, StepStatus
+
+ShardCutter = Callable[[Sequence[int]], tuple[Sequence[np.ndarray[Any, Any]], tuple[int, ...]]]
 
 
 class HostSession(Session[HostedProgram, HostGang, Location]):
@@ -99,6 +101,25 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         return loaded
 
     @abc.abstractmethod
+    def load_foreign(
+        self, name: str, hosts: Sequence[WorkerHandle], kind: str, body: bytes, about: int = 0
+    ) -> tuple[int, list[ForeignFacts]]:
+        """Loads a program of an extension on hosts of an island.
+
+        Args:
+          name: its name in messages.
+          kind: the name of its loader in workers.
+          body: the program, as the loader reads it.
+          about: the number of a loaded program that the loader reads; 0 for none.
+
+        Returns:
+          Its number, and the reply of the loader of each host.
+
+        Raises:
+          HostError: a host is lost, or cannot load it.
+        """
+
+    @abc.abstractmethod
     def _load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """Does what `load` says."""
 
@@ -117,6 +138,10 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     @override
     def poll(self) -> None:
         self._loop.poll()
+
+    def wake(self) -> None:
+        """Has all threads in `wait` check their conditions again."""
+        self._loop.wake()
 
     @override
     def request_reports(self, hosts: Sequence[int]) -> HostRequest:
@@ -215,12 +240,24 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
 
     @override
     def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
-        location.gang.life.check_open()
         value = location.block.of(value)
+        cut = functools.partial(cut_shards, value, location.placement)
+        self.put_shards(value.shape, value.dtype, location, number, cut)
+
+    def put_shards(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], location: Location, number: int, cut: ShardCutter
+    ) -> None:
+        """Sends an array by its shards, see `put`.
+
+        Args:
+          cut: returns the different shards for the devices at some positions, and for each device of the
+            location the number of its shard; -1 for other devices.
+        """
+        location.gang.life.check_open()
         try:
-            for host in location.gang.hosts:
-                shards, order = cut_shards(value, location.placement, location.holders.get(host, ()))
-                put = Put(number, value.shape, value.dtype.name, location.placement, order)
+            for host in location.receivers:
+                shards, order = cut(location.holders.get(host, ()))
+                put = Put(number, shape, dtype.name, location.placement, order)
                 self._send(host, host.arrays.send, put)
                 for n, shard in enumerate(shards):
                     raw = memoryview(np.ascontiguousarray(shard).reshape(-1).view(np.uint8))
@@ -236,7 +273,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
 
     def _cancel_put(self, location: Location, number: int) -> None:
         """Frees the shards that hosts have received of an array."""
-        for host in location.gang.hosts:
+        for host in location.receivers:
             with contextlib.suppress(HostError):
                 self._send(host, host.arrays.send, Free((number,)))
 

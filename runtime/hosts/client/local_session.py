@@ -12,7 +12,7 @@ from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.worker_cluster import Split, WorkerCluster
-from pathways.runtime.hosts.protocol.messages import Call
+from pathways.runtime.hosts.protocol.messages import Call, ForeignFacts
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.resources.cluster import HOSTS_REMEDY, Cluster
@@ -54,6 +54,12 @@ class LocalSession(HostSession):
     @override
     def _load(self, program: BoundProgram, split: Split) -> HostedProgram:
         return self._workers.load(program, split)
+
+    @override
+    def load_foreign(
+        self, name: str, hosts: Sequence[WorkerHandle], kind: str, body: bytes, about: int = 0
+    ) -> tuple[int, list[ForeignFacts]]:
+        return self._workers.load_foreign(name, hosts, kind, body, about)
 
     @override
     def unload(self, program: HostedProgram) -> None:

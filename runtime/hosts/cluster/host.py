@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.gang import GangView, HostActivity
+from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip
 from pathways.runtime.hosts.launch.launcher import WorkerProcess
@@ -112,6 +113,9 @@ class HostGang:
     Args:
       life: the state of the gang in the core.
       hosts: the workers, in the order of their devices.
+
+    Attributes:
+      unused: the arrays that are no longer held, and that only some of its hosts know of, by these hosts.
     """
 
     def __init__(self, life: GangView, hosts: Sequence[WorkerHandle]) -> None:
@@ -119,7 +123,8 @@ class HostGang:
         self.number = life.key.island
         self.name = life.name
         self.hosts = tuple(hosts)
-        self._locations: dict[tuple[DeviceLayout, ReplicaBlock], Location] = {}
+        self.unused: dict[tuple[WorkerHandle, ...], PendingFrees[int]] = {}
+        self._locations: dict[tuple[DeviceLayout, ReplicaBlock, bool], Location] = {}
         for host in hosts:
             host.join(self)
 
@@ -127,9 +132,11 @@ class HostGang:
         """Returns whether its workers, and all arrays on them, are lost."""
         return self.life.failure is not None
 
-    def location(self, placement: DeviceLayout, block: ReplicaBlock = WHOLE) -> Location:
+    def location(
+        self, placement: DeviceLayout, block: ReplicaBlock = WHOLE, *, is_private: bool = False
+    ) -> Location:
         """Returns the location of arrays, or of a block of each, with a layout over its devices."""
-        key = (placement, block)
+        key = (placement, block, is_private)
         return self._locations.setdefault(key, Location(self, *key))
 
 
@@ -141,11 +148,25 @@ class Location:
       gang: the workers.
       placement: the devices and the sharding over them.
       block: the block of each array that the gang holds.
+      is_private: whether the hosts without shards know nothing of the arrays.
     """
 
     gang: HostGang
     placement: DeviceLayout
     block: ReplicaBlock = WHOLE
+    is_private: bool = False
+
+    @functools.cached_property
+    def receivers(self) -> tuple[WorkerHandle, ...]:
+        """Hosts that know of the arrays."""
+        return tuple(self.holders) if self.is_private else self.gang.hosts
+
+    @functools.cached_property
+    def unused(self) -> PendingFrees[int]:
+        """The arrays that are no longer held, until these hosts are notified."""
+        if self.receivers == self.gang.hosts:
+            return self.gang.life.unused
+        return self.gang.unused.setdefault(self.receivers, PendingFrees())
 
     def block_of(self, whole: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
         """Returns the shape of the block of an array, and the index of its first element.

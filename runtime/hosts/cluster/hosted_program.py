@@ -40,6 +40,7 @@ class HostedProgram:
       inputs: the inputs of each island's sub-program, in order.
       outputs: the outputs of each island's sub-program, in order.
       share: see `control.records.step.Step`.
+      some_hosts: the hosts that run it, of the one gang, if these are not all.
     """
 
     number: int
@@ -48,6 +49,7 @@ class HostedProgram:
     inputs: Mapping[int, tuple[HostPort, ...]]
     outputs: Mapping[int, tuple[HostPort, ...]]
     share: int = 1
+    some_hosts: tuple[WorkerHandle, ...] = ()
 
     @classmethod
     def of(
@@ -77,6 +79,9 @@ class HostedProgram:
           first: the number of the first output of each sub-program.
           arguments: for each island the numbers of the arrays that its sub-program consumes.
         """
+        if self.some_hosts:
+            (own,) = map(tuple, arguments.values())
+            return [encode(Run(self.number, run, first, own))] * len(self.some_hosts)
         # Taken before anything is encoded: it is lost if encoding fails, but cannot.
         free = [gang.life.unused.take_all() for gang in self.gangs]
         frames: list[bytes] = []
@@ -98,7 +103,7 @@ class HostedProgram:
     @functools.cached_property
     def hosts(self) -> tuple[WorkerHandle, ...]:
         """Workers that run it, by islands."""
-        return tuple(host for gang in self.gangs for host in gang.hosts)
+        return self.some_hosts or tuple(host for gang in self.gangs for host in gang.hosts)
 
     @functools.cached_property
     def host_numbers(self) -> frozenset[int]:

@@ -22,7 +22,15 @@ from pathways.runtime.hosts.launch.options import AUTO, MAX_AHEAD, HostOptions
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
-from pathways.runtime.hosts.protocol.messages import Call, Free, Load, Message, Unload
+from pathways.runtime.hosts.protocol.messages import (
+    Call,
+    ForeignFacts,
+    Free,
+    Load,
+    LoadForeign,
+    Message,
+    Unload,
+)
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.resources.status import SpareStatus
@@ -168,7 +176,25 @@ class WorkerCluster:
             raise
         return loaded
 
-    def _send(self, host: WorkerHandle, load: Load) -> None:
+    def load_foreign(
+        self, name: str, hosts: Sequence[WorkerHandle], kind: str, body: bytes, about: int = 0
+    ) -> tuple[int, list[ForeignFacts]]:
+        """Loads a program of an extension, see `HostSession.load_foreign`."""
+        number = self.core.take_numbers()
+        request = self.core.request([host.index for host in hosts])
+        try:
+            for host in hosts:
+                host.gang.life.check()
+                self._send(host, LoadForeign(request.number, number, name, kind, body, about))
+            self.loop.wait(lambda: request.is_done() or bool(request.failures))
+            for index, failure in request.first_failure():
+                raise failure.error(f"program {name}, host {index}")
+        except BaseException:
+            self.core.drop(request)
+            raise
+        return number, [request.answers[host.index][0] for host in hosts]
+
+    def _send(self, host: WorkerHandle, load: Load | LoadForeign) -> None:
         try:
             with uninterrupted():
                 host.arrays.send(load)
@@ -206,9 +232,10 @@ class WorkerCluster:
         """Frees arrays and programs in batches, for islands that no step frees them with."""
         while not self._closed.wait(_FREE_SECONDS):
             for gang in [*self.pool.gangs]:
-                unused = gang.life.unused.take_all()
-                if unused and not gang.is_lost():
-                    self._send_in_order(gang.hosts, Free(unused))
+                for hosts, pending in [(gang.hosts, gang.life.unused), *gang.unused.items()]:
+                    unused = pending.take_all()
+                    if unused and not gang.is_lost():
+                        self._send_in_order(hosts, Free(unused))
             for program in self._unneeded.take_all():
                 # In the order of steps: those issued before still run the program.
                 self._send_in_order(

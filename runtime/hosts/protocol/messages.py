@@ -15,7 +15,7 @@ from pathways.dialect.version import __version__
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
-PROTOCOL = 16
+PROTOCOL = 17
 """Version of the messages, increased whenever one changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -180,6 +180,41 @@ class Load(Message, frozen=True):
     weak_results: tuple[bool, ...]
 
 
+class LoadForeign(Message, frozen=True):
+    """Request to load a program that an extension of the workers runs; the reply is `LoadDone`.
+
+    Attributes:
+      kind: the name of the loader among those of the extension.
+      body: the program, as the loader reads it.
+      about: the number of a loaded program that the loader reads; 0 for none.
+    """
+
+    request: int
+    program: int
+    name: str
+    kind: str
+    body: bytes
+    about: int = 0
+
+
+class ForeignFacts(msgspec.Struct, frozen=True):
+    """Reply of a loader of an extension.
+
+    Attributes:
+      facts: facts that the extension reads.
+      is_loaded: whether the worker has a program now.
+      operands: the number of its operands.
+      results: the number of its results.
+      donated: the operands that it consumes.
+    """
+
+    facts: bytes
+    is_loaded: bool = False
+    operands: int = 0
+    results: int = 0
+    donated: tuple[int, ...] = ()
+
+
 class Put(Message, frozen=True):
     """Announcement of an array; the bytes of its different shards follow in `Chunk`s.
 
@@ -325,10 +360,16 @@ class RequestReport(Message, frozen=True):
 
 
 class LoadDone(Message, frozen=True):
-    """Reply to `Load`, whose number it carries: the program is loaded if `error` is None."""
+    """Reply to `Load` or `LoadForeign`, whose number it carries.
+
+    Attributes:
+      error: why the program is not loaded; None if it is.
+      foreign: the reply of the loader of an extension; None for `Load`.
+    """
 
     request: int
     error: str | None
+    foreign: ForeignFacts | None = None
 
 
 class Done(Message, frozen=True):
@@ -621,6 +662,7 @@ ToWorker = (
     Handshake
     | Join
     | Load
+    | LoadForeign
     | Put
     | Chunk
     | Run

@@ -67,6 +67,8 @@ class WorkerProgram:
       donated: the indices of donated arguments among its own.
       outputs: the index of each of its results among those of the island's program.
       count: number of results of the island's program.
+      runs_with_failed: whether it runs also if an argument failed, which it gets as a `FailedArray`.
+      operands: number of operands of the island's program, if an extension has loaded it.
     """
 
     name: str
@@ -76,6 +78,8 @@ class WorkerProgram:
     donated: tuple[int, ...]
     outputs: tuple[int, ...]
     count: int
+    runs_with_failed: bool = False
+    operands: int = 0
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """Returns the results of the island's program, with `ELSEWHERE` for those of other hosts."""
@@ -102,6 +106,8 @@ class Worker:
     Attributes:
       config: see above.
       current: the step that was issued last, or is being issued; the dispatch thread sets it.
+      loaders: the loaders of programs of extensions, by the kinds of `LoadForeign`; each returns the program,
+        if any, and facts for the controller.
       handlers: for each channel the handlers of its messages. Those of `steps` run in the dispatch thread.
       releases: functions that free what is kept for a client, by its number, when it disconnects.
     """
@@ -138,6 +144,7 @@ class Worker:
         self.current: m.Run | None = None
         self.waiting: queue.SimpleQueue[tuple[int, WorkerProgram, list[Any], list[Any]]] = queue.SimpleQueue()
         self.releases: list[Callable[[int], None]] = []
+        self.loaders: dict[str, Callable[[m.LoadForeign], tuple[WorkerProgram | None, bytes]]] = {}
         self.handlers: dict[str, dict[type, Callable[[Any], None]]] = {
             "steps": {
                 m.Run: self.run,
@@ -153,6 +160,7 @@ class Worker:
                 m.Chunk: self.store.add_chunk,
                 m.Free: lambda message: self.store.abandon(message.arrays),
                 m.Load: functools.partial(self.start, self.load),
+                m.LoadForeign: functools.partial(self.start, self.load_foreign),
                 m.Credit: self.credits.add,
             },
             "watch": {
@@ -268,6 +276,22 @@ class Worker:
         """Compiles a program, and replies to the controller."""
         self.connections["steps"].send(m.LoadDone(message.request, self.add_program(message)))
 
+    def load_foreign(self, message: m.LoadForeign) -> None:
+        """Loads a program of an extension, and replies to the controller."""
+        error: str | None = None
+        reply: m.ForeignFacts | None = None
+        try:
+            program, facts = self.loaders[message.kind](message)
+        except Exception as failure:
+            error = _described(failure)
+        else:
+            reply = m.ForeignFacts(facts)
+            if program is not None:
+                reply = m.ForeignFacts(facts, True, program.operands, program.count, program.donated)
+                if message.program not in self.unneeded:
+                    self.programs[message.program] = program
+        self.connections["steps"].send(m.LoadDone(message.request, error, reply))
+
     def add_program(self, message: m.Load) -> str | None:
         """Compiles a program and adds it; returns the error if that fails."""
         try:
@@ -362,12 +386,13 @@ class Worker:
             return
         self.store.free(message.free)
         program = self.programs[message.program]
-        arguments = [self.store.get(number) for number in message.arguments]
+        numbers = message.arguments
         if program.inputs is not None:
-            arguments = [arguments[n] for n in program.inputs]
+            numbers = tuple(numbers[n] for n in program.inputs)
+        arguments = [self.store.get(number) for number in numbers]
         failure = None
         for array in arguments:
-            if isinstance(array, FailedArray):
+            if isinstance(array, FailedArray) and not program.runs_with_failed:
                 failure = array.error
                 break
         if program.donated and self.calls.holding:

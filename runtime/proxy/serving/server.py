@@ -12,6 +12,8 @@ from typing import Self
 import jax
 
 from pathways.runtime.proxy.devices import FOLDERS_ADVICE, CompileIfrt, ServedDevices
+from pathways.runtime.proxy.loading.backend import Backend
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.serving.client_connection import ClientConnection
 from pathways.runtime.proxy.serving.listening_socket import Address, ListeningSocket
 from pathways.runtime.proxy.serving.registry import SessionRegistry
@@ -47,6 +49,7 @@ class ProxyServer:
         self._is_closed = False
         start_thread(self._accept, "proxy accepts")
         self.registry.stalls.start()
+        served.backend.start(self.lose_slice, self.return_slice)
 
     @property
     def path(self) -> Path:
@@ -88,7 +91,7 @@ class ProxyServer:
         for connection in connections:
             connection.close()
         self.served.reader.close()
-        self.served.compilers.close()
+        self.served.backend.close()
         self.registry.stalls.close()
 
     def lose_slice(self, index: int) -> None:
@@ -139,6 +142,7 @@ def serve(
     files: Sequence[str | os.PathLike[str]] = (),
     insecure_address: Address | None = None,
     compile_ifrt: CompileIfrt | None = None,
+    backend: Backend | None = None,
 ) -> ProxyServer:
     """Serves devices of this process to unmodified JAX programs, until the server is closed.
 
@@ -154,6 +158,7 @@ def serve(
       insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
         cannot authenticate itself, and any client that connects can run code in this process.
       compile_ifrt: compiles programs of Shardy's MPMD compiler; None rejects them.
+      backend: the place of the devices, in place of `devices` and `slices`; the server closes it.
 
     Returns:
       The server, a context manager that closes it; its `environment` is for the programs.
@@ -166,8 +171,9 @@ def serve(
     """
     if path is not None and insecure_address is not None:
         raise ValueError("expected a path or an address to listen at, got both")
-    chosen = jax.devices() if devices is None else devices
     folders = PermittedFolders(files, FOLDERS_ADVICE)
-    served = ServedDevices(chosen, descriptors.messages(), slices, compile_ifrt, max_memory, folders)
+    if backend is None:
+        backend = LocalBackend(jax.devices() if devices is None else devices, slices)
+    served = ServedDevices(backend, descriptors.messages(), compile_ifrt, max_memory, folders)
     endpoint = insecure_address if path is None else Path(path).absolute()
     return ProxyServer(endpoint, served)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pathways.runtime.proxy import arrays
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.devices import STRING, ArraySpec, shape_of
+from pathways.runtime.proxy.arrays import host_views
+from pathways.runtime.proxy.arrays.placements import STRING, ArraySpec
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.devices import shape_of
 from pathways.runtime.proxy.sessions.replies import DeferredReply
 from pathways.runtime.proxy.sessions.state import DONATED, Handler, SessionState
 from pathways.runtime.proxy.wire.events import Buffer
@@ -31,7 +32,7 @@ def _make_array_from_host_buffer(state: SessionState, body: Any, response: Any) 
         layout = state.served.layout(body.layout, len(shape))
         spec = ArraySpec(state.served.dtype(body.dtype), shape, state.served.placement(body.sharding), layout)
         value = _view_host_buffer(state, data, spec, _strides(body))
-        return [arrays.make(spec, [value] * len(spec.placement.devices))]
+        return [state.served.engine.make(spec, [value] * len(spec.placement.devices))]
 
     state.put([body.array_handle], make)
     response.array_handle = body.array_handle
@@ -60,7 +61,7 @@ def _make_of_shards(state: SessionState, proto: Any) -> list[ProxyArray]:
             shards[index] = value
     if any(shard is None for shard in shards):
         raise StatusError(StatusCode.INVALID_ARGUMENT, "a shard has no host buffer")
-    return [arrays.make(spec, shards)]
+    return [state.served.engine.make(spec, shards)]
 
 
 def _make_error_arrays(state: SessionState, body: Any, response: Any) -> None:
@@ -81,7 +82,7 @@ def _assemble_array_from_single_device_arrays(state: SessionState, body: Any, re
         has_dtype = body.HasField("dtype")
         dtype = state.served.dtype(body.dtype) if has_dtype else shards[0].read()[0].dtype
         spec = ArraySpec(dtype, shape_of(body.shape), state.served.placement(body.sharding))
-        return [arrays.assemble(spec, shards)]
+        return [state.served.engine.assemble(spec, shards)]
 
     state.put([body.result_handle], make)
     state.donate(body.single_device_array_handles, body.copy_semantics)
@@ -89,7 +90,7 @@ def _assemble_array_from_single_device_arrays(state: SessionState, body: Any, re
 
 
 def _disassemble_into_single_device_arrays(state: SessionState, body: Any, response: Any) -> None:
-    state.put(body.result_handles, lambda: arrays.disassemble(state.array(body.array_handle)))
+    state.put(body.result_handles, lambda: state.served.engine.disassemble(state.array(body.array_handle)))
     state.donate([body.array_handle], body.copy_semantics)
     response.array_handles.extend(body.result_handles)
 
@@ -98,7 +99,7 @@ def _copy_arrays(state: SessionState, body: Any, response: Any) -> None:
     def make() -> list[ProxyArray]:
         devices = [state.served.device(number) for number in body.device_ids]
         memory = body.memory_kind if body.HasField("memory_kind") else None
-        return arrays.copy(state.arrays_of(body.array_handles), devices, memory)
+        return state.served.engine.copy(state.arrays_of(body.array_handles), devices, memory)
 
     state.put(body.result_handles, make)
     state.donate(body.array_handles, body.copy_semantics)
@@ -106,7 +107,10 @@ def _copy_arrays(state: SessionState, body: Any, response: Any) -> None:
 
 
 def _fully_replicated_shard(state: SessionState, body: Any, response: Any) -> None:
-    state.put([body.result_handle], lambda: [arrays.fully_replicated_shard(state.array(body.array_handle))])
+    state.put(
+        [body.result_handle],
+        lambda: [state.served.engine.fully_replicated_shard(state.array(body.array_handle))],
+    )
     state.donate([body.array_handle], body.copy_semantics)
     response.array_handle = body.result_handle
 
@@ -114,7 +118,7 @@ def _fully_replicated_shard(state: SessionState, body: Any, response: Any) -> No
 def _remap_arrays(state: SessionState, body: Any, response: Any) -> None:
     def make() -> list[ProxyArray]:
         specs = [state.served.spec(spec) for spec in body.plan.output_specs]
-        return arrays.remap(specs, body.plan, state.arrays_of(body.array_handles))
+        return state.served.engine.remap(specs, body.plan, state.arrays_of(body.array_handles))
 
     state.put(body.result_handles, make)
     state.donate(body.array_handles, body.copy_semantics)
@@ -122,13 +126,13 @@ def _remap_arrays(state: SessionState, body: Any, response: Any) -> None:
 
 
 def _bitcast_arrays(state: SessionState, body: Any, response: Any) -> None:
-    _put_each(state, body, arrays.bitcast)
+    _put_each(state, body, state.served.engine.bitcast)
     state.donate(body.array_handles, body.copy_semantics)
     response.array_handles.extend(body.result_handles)
 
 
 def _reshard_arrays(state: SessionState, body: Any, response: Any) -> None:
-    _put_each(state, body, arrays.reshard)
+    _put_each(state, body, state.served.engine.reshard)
     state.donate(body.array_handles, body.copy_semantics)
     response.array_handles.extend(body.result_handles)
 
@@ -151,7 +155,7 @@ def _copy_to_host_buffer(state: SessionState, body: Any, response: Any) -> Defer
     strides = _strides(body)
 
     def fetch() -> None:
-        value = arrays.fetch(array)
+        value = state.served.engine.fetch(array)
         state.host_buffers.store(body.host_buffer_handle, _to_host_buffer(state, value, strides))
 
     if not isinstance(array.value, StatusError) and not (
@@ -200,14 +204,14 @@ def _view_host_buffer(
     state: SessionState, data: Buffer, spec: ArraySpec, strides: Sequence[int] | None
 ) -> np.ndarray:
     if spec.dtype != STRING:
-        return arrays.view_host_buffer(data, spec, strides)
+        return host_views.view_host_buffer(data, spec, strides)
     contents = state.served.messages.parse(_STRINGS, data)
     return np.array([text.decode() for text in contents.strings], STRING).reshape(spec.shape)
 
 
 def _to_host_buffer(state: SessionState, value: np.ndarray, strides: Sequence[int] | None) -> Buffer:
     if value.dtype != STRING:
-        return arrays.to_host_buffer(value, strides)
+        return host_views.to_host_buffer(value, strides)
     texts = [str(text).encode() for text in value.flat]
     return state.served.messages[_STRINGS](strings=texts).SerializeToString()
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.proxy import programs
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.compiled_program import CompiledProgram
-from pathways.runtime.proxy.memory.memory_account import Allocation
+from pathways.runtime.proxy.arrays.memory_account import Allocation
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.loading.compiled_program import CompiledProgram
+from pathways.runtime.proxy.loading.xla_program import XlaProgram
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
-from pathways.runtime.proxy.programs import Program, ProxyProgram
+from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for
 from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
@@ -143,24 +144,24 @@ def _loaded_executable_fetch_execute_result(
     return wait_for(waited)
 
 
-def _xla_program(state: SessionState, handle: int) -> ProxyProgram:
-    return _of_kind(state.program(handle), ProxyProgram, "no XLA program")
+def _xla_program(state: SessionState, handle: int) -> XlaProgram:
+    program = state.program(handle)
+    if not isinstance(program, XlaProgram):
+        raise StatusError(StatusCode.UNIMPLEMENTED, "the program is no XLA program")
+    return program
 
 
 def _mpmd_program(state: SessionState, handle: int) -> MpmdProgram:
-    return _of_kind(state.program(handle), MpmdProgram, "not one of several meshes")
-
-
-def _of_kind[P](program: Program, kind: type[P], problem: str) -> P:
-    if not isinstance(program, kind):
-        raise StatusError(StatusCode.UNIMPLEMENTED, f"the program is {problem}")
+    program = state.program(handle)
+    if not isinstance(program, MpmdProgram):
+        raise StatusError(StatusCode.UNIMPLEMENTED, "the program is not one of several meshes")
     return program
 
 
 def _loaded_executable_cost_analysis(state: SessionState, body: Any, response: Any) -> None:
     program = _xla_program(state, body.loaded_executable_handle)
     response.attributes.SetInParent()
-    for name, value in program.executable.cost_analysis().items():
+    for name, value in program.costs().items():
         response.attributes.attributes[name].float_value = value
 
 
@@ -174,7 +175,7 @@ def _loaded_executable_mpmd_cost_analysis(state: SessionState, body: Any, respon
 
 def _loaded_executable_human_readable_program_text(state: SessionState, body: Any, response: Any) -> None:
     program = _xla_program(state, body.loaded_executable_handle)
-    response.human_readable_program_text = program.executable.get_hlo_text()
+    response.human_readable_program_text = program.text()
 
 
 def _loaded_executable_delete(state: SessionState, body: Any, response: Any) -> None:

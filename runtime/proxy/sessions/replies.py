@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.persistence import FileJob
 from pathways.runtime.proxy.wire.descriptors import Messages
 from pathways.runtime.proxy.wire.statuses import StatusError

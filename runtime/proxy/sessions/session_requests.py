@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pathways.runtime.proxy.devices import checked_shape
+from pathways.runtime.proxy.arrays.layouts import default_layout
+from pathways.runtime.proxy.arrays.placements import STRING, checked_shape
 from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for
 from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
@@ -43,12 +44,13 @@ def _get_default_device_assignment(state: SessionState, body: Any, response: Any
 
 def _get_default_layout(state: SessionState, body: Any, response: Any) -> None:
     dtype = state.served.dtype(body.dtype)
-    device = state.served.device(body.device_id)
+    state.served.device(body.device_id)
     # All supported platforms have the same layout in each kind of memory.
     state.served.memory_kind(body.memory_kind or None)
-    layout = device.client.get_default_layout(dtype, checked_shape(body.dims), device)
+    if dtype == STRING:
+        raise StatusError(StatusCode.INVALID_ARGUMENT, "arrays of strings have no layout")
     # The field holds bytes, but clients expect text in it.
-    response.serialized_pjrt_layout = str(layout).encode()
+    response.serialized_pjrt_layout = default_layout(dtype, len(checked_shape(body.dims))).encode()
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.compile_process import Cancellation
+from pathways.runtime.proxy.arrays.memory_account import Allocation
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
-from pathways.runtime.proxy.memory.memory_account import Allocation
+from pathways.runtime.proxy.loading.compile_process import Cancellation
 from pathways.runtime.proxy.persistence import FileJob, Run
 from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import DeferredReply

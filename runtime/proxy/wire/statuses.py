@@ -8,6 +8,12 @@ import re
 import jax
 
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.control.records.errors import (
+    ClusterClosedError,
+    HostError,
+    HostLeavingError,
+    HostLostError,
+)
 from pathways.runtime.resources.manager import ResourceError
 
 
@@ -69,6 +75,12 @@ def status_of(error: BaseException) -> StatusError:
     match error:
         case StatusError():
             return StatusError(error.code, error.message)
+        case HostLostError():
+            return StatusError(StatusCode.DATA_LOSS, str(error))
+        case HostLeavingError() | ClusterClosedError():
+            return StatusError(StatusCode.UNAVAILABLE, str(error))
+        case HostError():
+            return _status_of_host(str(error))
         case jax.errors.JaxRuntimeError():
             return _status_of_xla(str(error))
         case PermissionError() if error.errno is None:
@@ -92,6 +104,18 @@ def _status_of_xla(text: str) -> StatusError:
     if match is None or match[1] not in StatusCode.__members__:
         return StatusError(StatusCode.UNKNOWN, text)
     return StatusError(StatusCode[match[1]], match[2])
+
+
+_CODE = re.compile(r"\b([A-Z]+(?:_[A-Z]+)*): ")
+
+
+def _status_of_host(text: str) -> StatusError:
+    """Returns the status of an error of a program on a host, whose text may have that of XLA."""
+    codes = (match for match in _CODE.finditer(text) if match[1] in StatusCode.__members__)
+    found = next(codes, None)
+    if found is None:
+        return StatusError(StatusCode.UNKNOWN, text)
+    return StatusError(StatusCode[found[1]], text[: found.start()] + text[found.end() :])
 
 
 def slice_lost(slices: frozenset[int]) -> StatusError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, override
 
 import numpy as np
@@ -18,13 +19,13 @@ from pathways.runtime.control.records.errors import ClusterClosedError, Failure,
 from pathways.runtime.control.records.events import GangClosed, GangKey, Tick
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.step import SESSION_BITS, Step
-from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.client.host_session import HostSession, ShardCutter
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.shared_core import SharedCore, ignore
 from pathways.runtime.hosts.cluster.worker_cluster import Split
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
-from pathways.runtime.hosts.protocol.messages import Call, Ping, RequestReport, Unload
+from pathways.runtime.hosts.protocol.messages import Call, ForeignFacts, Ping, RequestReport, Unload
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.resources.cluster import Cluster
@@ -40,6 +41,7 @@ from pathways.runtime.service.protocol.service_messages import (
     Admitted,
     DevicesBound,
     IslandFacts,
+    LoadForeignProgram,
     LoadProgram,
     ProgramLoaded,
     ReleaseArrays,
@@ -126,23 +128,25 @@ class RemoteSession(HostSession):
         self._core.handle(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
 
     @override
+    def load_foreign(
+        self, name: str, hosts: Sequence[WorkerHandle], kind: str, body: bytes, about: int = 0
+    ) -> tuple[int, list[ForeignFacts]]:
+        # The service sends it to all hosts of the island.
+        gang = hosts[0].gang
+        message = functools.partial(LoadForeignProgram, island=gang.number, start=gang.life.key.start)
+        loaded = self._request_load(
+            [host.index for host in gang.hosts],
+            lambda request: message(request, name=name, kind=kind, body=body, about=about),
+        )
+        return loaded.program, list(loaded.foreign)
+
+    @override
     def _load(self, program: BoundProgram, split: Split) -> HostedProgram:
         # The service verifies and splits it.
         del split
         numbers = sorted({place.island for place in program.slices.values()})
         hosts = [host.index for gang in self.pool.current(numbers) for host in gang.hosts]
-        # To the hosts, though the service replies for all: the loss of any of them ends the request, too.
-        request = self._core.request(hosts)
-        try:
-            self._send_to_service("watch", LoadProgram(request.number, program))
-            self._loop.wait(lambda: request.is_done() or bool(request.failures))
-        finally:
-            if not request.is_done():
-                self._core.drop(request)
-        for _, failure in request.first_failure():
-            raise failure.error()
-        loaded = request.answers[hosts[0]][-1]
-        assert isinstance(loaded, ProgramLoaded)
+        loaded = self._request_load(hosts, lambda request: LoadProgram(request, program))
         gangs = [self.pool.gangs[number] for number in loaded.inputs]
         for gang in gangs:
             if gang.life.key != GangKey(gang.number, loaded.starts[gang.number]):
@@ -152,6 +156,28 @@ class RemoteSession(HostSession):
         return HostedProgram.of(
             loaded.program, program.name, gangs, loaded.inputs, loaded.outputs, loaded.share
         )
+
+    def _request_load(
+        self, hosts: Sequence[int], message: Callable[[int], LoadProgram | LoadForeignProgram]
+    ) -> ProgramLoaded:
+        """Has the service load a program on hosts.
+
+        Raises:
+          HostError: a host is lost, or cannot load it.
+        """
+        # To the hosts, though the service replies for all: the loss of any of them ends the request, too.
+        request = self._core.request(hosts)
+        try:
+            self._send_to_service("watch", message(request.number))
+            self._loop.wait(lambda: request.is_done() or bool(request.failures))
+        finally:
+            if not request.is_done():
+                self._core.drop(request)
+        for _, failure in request.first_failure():
+            raise failure.error()
+        loaded = request.answers[hosts[0]][-1]
+        assert isinstance(loaded, ProgramLoaded)
+        return loaded
 
     @override
     def unload(self, program: HostedProgram) -> None:
@@ -213,9 +239,11 @@ class RemoteSession(HostSession):
                 life.check_open()
 
     @override
-    def put(self, value: np.ndarray[Any, Any], location: Location, number: int) -> None:
+    def put_shards(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], location: Location, number: int, cut: ShardCutter
+    ) -> None:
         self._sent.add(number)
-        super().put(value, location, number)
+        super().put_shards(shape, dtype, location, number, cut)
 
     def _cancel_put(self, location: Location, number: int) -> None:
         # Before: otherwise the service would wait for the rest of the array before it frees it.
@@ -255,7 +283,13 @@ class RemoteSession(HostSession):
     def _send_to_service(
         self,
         channel: str,
-        message: RequestDevices | ReleaseDevices | LoadProgram | ReleaseArrays | Unload | Ping,
+        message: RequestDevices
+        | ReleaseDevices
+        | LoadProgram
+        | LoadForeignProgram
+        | ReleaseArrays
+        | Unload
+        | Ping,
     ) -> None:
         """Sends a message to the service.
 

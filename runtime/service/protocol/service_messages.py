@@ -163,6 +163,23 @@ class LoadProgram(m.Message, frozen=True):
     program: BoundProgram
 
 
+class LoadForeignProgram(m.Message, frozen=True):
+    """Request to load a program of an extension on all hosts of an island; the reply is `ProgramLoaded`.
+
+    Attributes:
+      start: as in `ForHost`.
+      kind: as in `LoadForeign`, like those that follow.
+    """
+
+    request: int
+    island: int
+    start: int
+    name: str
+    kind: str
+    body: bytes
+    about: int = 0
+
+
 # From the service.
 
 
@@ -267,6 +284,7 @@ class ProgramLoaded(m.Message, frozen=True):
       share: see `control.records.step.Step`.
       starts: for each of these islands how often its workers were started before.
       error: why the program is not loaded; None if it is.
+      foreign: the replies of the hosts to `LoadForeignProgram`.
     """
 
     request: int
@@ -276,6 +294,7 @@ class ProgramLoaded(m.Message, frozen=True):
     share: int
     starts: dict[int, int]
     error: RemoteError | None = None
+    foreign: tuple[m.ForeignFacts, ...] = ()
 
 
 class StepRefusedNotice(m.Message, frozen=True):
@@ -333,6 +352,7 @@ ToService = (
     | RequestDevices
     | ReleaseDevices
     | LoadProgram
+    | LoadForeignProgram
     | m.Unload
     | m.Ping
 )

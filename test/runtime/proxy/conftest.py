@@ -9,6 +9,7 @@ import pytest
 from session_client import MESSAGES, Client
 
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.reading.read_process import ProgramContexts, read_program
 
@@ -37,7 +38,7 @@ def programs_are_read_in_another_process(
 @pytest.fixture
 def client() -> Iterator[Client]:
     """Yields the client of a session, and checks that nothing is left at the end of the session."""
-    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+    client = Client(ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES))
     yield client
     client.session.close()
     assert client.session.counts == (0, 0, 0, 0)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pathways.runtime.proxy import compile_process
-from pathways.runtime.proxy.compile_process import Cancellation, CompileProcesses
+from pathways.runtime.proxy.loading import compile_process
+from pathways.runtime.proxy.loading.compile_process import Cancellation, CompileProcesses
 from pathways.runtime.xla import ifrt, pjrt
 
 pytestmark = pytest.mark.process

@@ -11,9 +11,15 @@ from typing import Any
 import jax
 import pytest
 
-from pathways.runtime.proxy.programs import ProxyProgram
+from pathways.runtime.proxy.arrays.local_engine import LocalEngine
+from pathways.runtime.proxy.loading.local_backend import LocalXlaProgram
+from pathways.runtime.proxy.worker.xla_facts import XlaFacts
 
 DEVICES = jax.devices("cpu")
+
+
+NO_FACTS = XlaFacts(None, None, (), (), (), (), None, 0)
+"""Facts about a program without operands and results."""
 
 
 class IssueRecorder:
@@ -58,11 +64,11 @@ def test_only_one_execution_over_several_devices_is_issued_at_a_time(
 ) -> None:
     recorder = IssueRecorder(at_once)
     programs = [
-        ProxyProgram(name="main", executable=recorder, devices=tuple(on), results=(), donated=(), layouts=())
+        LocalXlaProgram(recorder, tuple(on), (), (), "main", NO_FACTS, LocalEngine())
         for on in (first, second)
     ]
 
-    def execute(program: ProxyProgram) -> None:
+    def execute(program: LocalXlaProgram) -> None:
         for _ in range(20):
             program.execute([])
 

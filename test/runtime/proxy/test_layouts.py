@@ -10,17 +10,21 @@ import pytest
 from jax.experimental.layout import Layout
 from jax.sharding import PartitionSpec as P
 
-from pathways.runtime.proxy import arrays
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
-from pathways.runtime.proxy.memory.layouts import layout_of, parse_layout
+from pathways.runtime.proxy.arrays.layouts import layout_of, parse_layout
+from pathways.runtime.proxy.arrays.local_engine import LocalEngine
+from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.xla import ifrt
 
+ENGINE = LocalEngine()
+
 MESSAGES = descriptors.messages()
 DEVICES = jax.devices("cpu")
-SERVED = ServedDevices(DEVICES, MESSAGES)
+SERVED = ServedDevices(LocalBackend(DEVICES), MESSAGES)
 VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
 TURNED = Layout((1, 0), ())
 
@@ -38,7 +42,7 @@ def spec_of(placement: ArrayPlacement = ROWS, layout: Layout | None = None) -> A
 
 
 def turned() -> ProxyArray:
-    return arrays.make(spec_of(layout=TURNED), [VALUE[:4], VALUE[4:]])
+    return ENGINE.make(spec_of(layout=TURNED), [VALUE[:4], VALUE[4:]])
 
 
 def check(array: ProxyArray, layout: Layout | None) -> None:
@@ -47,7 +51,7 @@ def check(array: ProxyArray, layout: Layout | None) -> None:
     assert spec.layout == layout
     assert layout_of(value) == layout
     np.testing.assert_array_equal(
-        np.concatenate([ifrt.host_value(s) for s in array.shards]).reshape(8, 4), VALUE
+        np.concatenate([ifrt.host_value(s) for s in ENGINE.shards_of(array)]).reshape(8, 4), VALUE
     )
 
 
@@ -108,17 +112,17 @@ def test_an_array_is_created_in_a_layout() -> None:
 
 
 def test_requests_that_keep_the_layout_of_an_array() -> None:
-    check(arrays.assemble(spec_of(), arrays.disassemble(turned())), TURNED)
-    check(arrays.copy([turned()], DEVICES[4:6], None)[0], TURNED)
-    check(arrays.copy([turned()], (), "pinned_host")[0], TURNED)
+    check(ENGINE.assemble(spec_of(), ENGINE.disassemble(turned())), TURNED)
+    check(ENGINE.copy([turned()], DEVICES[4:6], None)[0], TURNED)
+    check(ENGINE.copy([turned()], (), "pinned_host")[0], TURNED)
 
 
 @pytest.mark.parametrize("layout", [None, TURNED])
 @pytest.mark.parametrize("placement", [ROWS, placed(P("x"), DEVICES[4:6]), placed(P("x"), DEVICES[:4])])
 def test_requests_with_a_layout(layout: Layout | None, placement: ArrayPlacement) -> None:
-    check(arrays.reshard(spec_of(placement, layout), turned()), layout)
+    check(ENGINE.reshard(spec_of(placement, layout), turned()), layout)
     if placement is ROWS:
-        check(arrays.bitcast(spec_of(placement, layout), turned()), layout)
+        check(ENGINE.bitcast(spec_of(placement, layout), turned()), layout)
 
 
 def plan(**fields: Any) -> Any:
@@ -134,16 +138,16 @@ def test_remapped_arrays() -> None:
         "to_end": [2],
         "to_step": [1],
     }
-    check(arrays.remap([spec_of()], plan(mappings=[step]), [turned()])[0], TURNED)
+    check(ENGINE.remap([spec_of()], plan(mappings=[step]), [turned()])[0], TURNED)
     # For a plan by devices, clients expect the default.
     by_devices = {"input_devices": [{"device_list": {"device_ids": [0, 1]}}]}
-    check(arrays.remap([spec_of()], plan(input_devices_for_output=[by_devices]), [turned()])[0], None)
+    check(ENGINE.remap([spec_of()], plan(input_devices_for_output=[by_devices]), [turned()])[0], None)
 
 
 def test_shards_of_different_layouts_are_refused() -> None:
     shards = [
-        arrays.disassemble(turned())[0],
-        arrays.disassemble(arrays.make(spec_of(), [VALUE[:4], VALUE[4:]]))[1],
+        ENGINE.disassemble(turned())[0],
+        ENGINE.disassemble(ENGINE.make(spec_of(), [VALUE[:4], VALUE[4:]]))[1],
     ]
     with pytest.raises(StatusError, match="shards of different layouts cannot be one array"):
-        arrays.assemble(spec_of(), shards)
+        ENGINE.assemble(spec_of(), shards)

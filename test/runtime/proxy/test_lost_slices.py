@@ -16,9 +16,10 @@ from proxy_client import SocketClient
 from session_client import MESSAGES, Client, compile_text, module, on_device, over_devices
 from test_serving import make_array, start_session, wait_until
 
-from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.arrays.slice_states import SliceStates
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.memory.slice_states import SliceStates
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.sessions.session import ProxySession
 
@@ -29,7 +30,7 @@ LOST = (15, "slice 1 was lost")
 @pytest.fixture
 def served() -> ServedDevices:
     """Returns eight devices in two slices."""
-    return ServedDevices(jax.devices("cpu"), MESSAGES, slices=2)
+    return ServedDevices(LocalBackend(jax.devices("cpu"), 2), MESSAGES)
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def test_a_request_that_waits_for_a_slice_that_is_lost_is_replied_to_at_once(
     )
 )
 def test_an_array_lives_until_its_slice_is_lost(events: list[tuple[str, int]]) -> None:
-    served = ServedDevices(jax.devices("cpu"), MESSAGES, slices=4)
+    served = ServedDevices(LocalBackend(jax.devices("cpu"), 4), MESSAGES)
     client = Client(served)
     lives: dict[int, bool] = {}
     slices: dict[int, int] = {}

@@ -13,14 +13,18 @@ from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.dialect import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.local import memory
-from pathways.runtime.proxy import arrays
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec, ServedDevices
+from pathways.runtime.proxy.arrays.local_engine import LocalEngine
+from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.programs import compile_program
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.xla import ifrt
+
+ENGINE = LocalEngine()
 
 MESSAGES = descriptors.messages()
 
@@ -55,7 +59,7 @@ X, Y = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
 
 @pytest.fixture(scope="module")
 def served() -> ServedDevices:
-    return ServedDevices(jax.devices("cpu"), MESSAGES, compile_ifrt=compile_ifrt)
+    return ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, compile_ifrt=compile_ifrt)
 
 
 def bytecode(text: str) -> bytes:
@@ -109,7 +113,7 @@ def test_program_on_two_slices(program: MpmdProgram) -> None:
         [7],
         [7],
     ]
-    assert [shard.shape for shard in results[0].shards] == [(2,), (2,)]
+    assert [shard.shape for shard in ENGINE.shards_of(results[0])] == [(2,), (2,)]
     assert [device.id for device in program.devices] == [4, 5, 7]
 
 
@@ -210,7 +214,7 @@ def test_an_array_that_is_donated_and_passed_twice(served: ServedDevices) -> Non
     assert not one.read()[1].is_deleted()
     # An argument that is a result is not consumed, even if it is declared as donated.
     (result,) = program.execute([one, array(program.parameters[1], Y)])
-    np.testing.assert_array_equal(arrays.fetch(result), X)
+    np.testing.assert_array_equal(ENGINE.fetch(result), X)
 
 
 def test_a_launch_that_fails_is_named(served: ServedDevices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +291,7 @@ def test_refused_programs(served: ServedDevices, program: str, change: dict[str,
 
 
 def test_server_without_a_compiler_for_them() -> None:
-    served = ServedDevices(jax.devices("cpu"), MESSAGES)
+    served = ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES)
     with pytest.raises(
         StatusError, match="UNIMPLEMENTED: programs in IFRT IR are not supported by the server"
     ):

@@ -17,14 +17,18 @@ import tensorstore
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pathways.runtime.proxy import arrays
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.devices import DTYPES, ArraySpec, ServedDevices
+from pathways.runtime.proxy.arrays.local_engine import LocalEngine
+from pathways.runtime.proxy.arrays.placements import DTYPES, ArraySpec
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.persistence import FileJob, parse_read, parse_write
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.resources.folders import PermittedFolders, descend
 from pathways.runtime.xla import ifrt
+
+ENGINE = LocalEngine()
 
 MESSAGES = descriptors.messages()
 DEVICES = jax.devices("cpu")
@@ -34,7 +38,9 @@ TURNED = jax.make_mesh((2, 4), ("x", "y"), devices=DEVICES[::-1])
 
 @pytest.fixture
 def served(tmp_path: Path) -> ServedDevices:
-    return ServedDevices(DEVICES, MESSAGES, folders=PermittedFolders([tmp_path], "see pw-proxy --files"))
+    return ServedDevices(
+        LocalBackend(DEVICES), MESSAGES, folders=PermittedFolders([tmp_path], "see pw-proxy --files")
+    )
 
 
 def now(work: Callable[[], None]) -> None:
@@ -71,7 +77,7 @@ def write(
         placement = served.hlo_placement(request["devices"]["device_ids"], hlo, None)
         indices = placement.sharding.devices_indices_map(value.shape)
         shards = [value[indices[device]] for device in placement.devices]
-        arguments.append(arrays.make(ArraySpec(value.dtype, value.shape, placement), shards))
+        arguments.append(ENGINE.make(ArraySpec(value.dtype, value.shape, placement), shards))
     return parse_write(served, {"write_requests": requests}).start(arguments, now)
 
 
@@ -94,7 +100,7 @@ def value_of(result: ProxyArray) -> np.ndarray:
     spec, _ = result.read()
     whole = np.empty(spec.shape, spec.dtype)
     indices = spec.placement.sharding.devices_indices_map(spec.shape)
-    for device, shard in zip(spec.placement.devices, result.shards, strict=True):
+    for device, shard in zip(spec.placement.devices, ENGINE.shards_of(result), strict=True):
         assert shard.devices() == {device}
         whole[indices[device]] = ifrt.host_value(shard)
     return whole
@@ -292,7 +298,7 @@ def test_a_link_that_appears_after_a_path_was_resolved(tmp_path: Path) -> None:
 
 
 def test_without_files_every_path_is_refused(tmp_path: Path) -> None:
-    served = ServedDevices(DEVICES, MESSAGES)
+    served = ServedDevices(LocalBackend(DEVICES), MESSAGES)
     with pytest.raises(StatusError, match=r"PERMISSION_DENIED: .*; see pw-proxy --files"):
         write(served, tmp_path, {"a": np.ones(4, np.float32)}, NamedSharding(MESH, P()))
 

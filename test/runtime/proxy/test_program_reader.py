@@ -20,6 +20,7 @@ from jaxlib.mlir.dialects import stablehlo
 from pathways.dialect import make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.reading import program_reader, read_process
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.reading.read_process import ARTIFACT, IFRT, MODULE, ProgramContexts, read_program
@@ -164,7 +165,9 @@ def test_the_process_exits_with_the_server() -> None:
 
 @pytest.mark.process
 def test_a_closed_server_reads_no_program(tmp_path: Path) -> None:
-    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), descriptors.messages()))
+    server = ProxyServer(
+        tmp_path / "socket", ServedDevices(LocalBackend(jax.devices("cpu")), descriptors.messages())
+    )
     server.close()
     with pytest.raises(StatusError, match="CANCELLED: the server is closed"):
         server.served.reader.read_stablehlo(artifact(ADD))

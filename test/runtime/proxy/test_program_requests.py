@@ -16,7 +16,8 @@ from session_client import MESSAGES, Client, compile_sum, compile_text, module, 
 
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.program_cache import ProgramCache
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
+from pathways.runtime.proxy.loading.program_cache import ProgramCache
 from pathways.runtime.proxy.wire.statuses import StatusCode
 from pathways.runtime.xla import pjrt
 
@@ -95,7 +96,7 @@ module @moves {
 
 
 def test_a_program_on_several_meshes() -> None:
-    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES, compile_ifrt=compile_ifrt))
+    client = Client(ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, compile_ifrt=compile_ifrt))
     proto = MESSAGES["xla.ifrt.IfrtIrProgramProto"](ifrt_program=IFRT.encode())
     options = MESSAGES["xla.ifrt.IfrtIrCompileOptionsProto"](device_ids=[3, 4])
     compiled = client.request(
@@ -419,7 +420,7 @@ def test_a_second_start_loads_compiled_code(tmp_path: Path, monkeypatch: pytest.
     text = f"module @test {{ {donating} {{ %0 = stablehlo.sine %x : tensor<f32> return %0 : tensor<f32> }} }}"
     replies = []
     for _ in range(2):
-        client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+        client = Client(ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES))
         assert compile_text(client, text).code == 0
         program = client.replies[-1].compile_response.loaded_executable_handle
         reply = client.request("loaded_executable_metadata", loaded_executable_handle=program)
@@ -462,7 +463,7 @@ def returning(number: int) -> str:
 
 
 def test_a_program_that_is_sent_again_is_loaded_already() -> None:
-    served = ServedDevices(jax.devices("cpu"), MESSAGES)
+    served = ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES)
     first, second = Client(served), Client(served)
     (loaded,) = programs_of(first, returning(1))
     first.session.close()
@@ -488,7 +489,7 @@ def test_the_order_of_options_makes_no_other_program(client: Client) -> None:
 
 @pytest.mark.parametrize("limit", [None, 1 << 30])
 def test_a_limit_of_memory_frees_programs_that_no_session_has(limit: int | None) -> None:
-    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES, max_memory=limit))
+    client = Client(ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, max_memory=limit))
     loaded = [weakref.ref(program) for program in programs_of(client, returning(1))]
     client.session.close()
     gc.collect()

@@ -6,15 +6,17 @@ from typing import Any
 
 import hypothesis
 import jax
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import strategies
 from session_client import MESSAGES, Client, compile_text, module, on_device, over_devices
 
-from pathways.runtime.proxy import programs
-from pathways.runtime.proxy.arrays import ProxyArray
+from pathways.runtime.proxy.arrays.memory_account import MemoryAccount
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
-from pathways.runtime.proxy.memory.memory_account import MemoryAccount
+from pathways.runtime.proxy.loading import local_backend
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.sessions.state import SessionState
 from pathways.runtime.resources.manager import ResourceError
 
@@ -23,7 +25,7 @@ BYTES = 4 * FLOATS
 
 
 def served(limit: int | None) -> ServedDevices:
-    return ServedDevices(jax.devices("cpu"), MESSAGES, max_memory=limit)
+    return ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, max_memory=limit)
 
 
 def held_by(*clients: Client) -> tuple[int, bool]:
@@ -36,7 +38,7 @@ def held_by(*clients: Client) -> tuple[int, bool]:
     for client in clients:
         for array in client.session.state.arrays.values():
             if isinstance(array.value, jax.Array) and not array.value.is_deleted():
-                for shard in array.shards:
+                for shard in client.session.state.served.engine.shards_of(array):
                     if shard.is_deleted():
                         continue
                     buffers[next(iter(shard.devices())), shard.unsafe_buffer_pointer()] = shard.nbytes
@@ -97,7 +99,12 @@ def test_results_and_temporary_values_of_an_execution_have_to_fit() -> None:
 
 def test_the_code_of_programs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CPU, XLA reports no bytes of code."""
-    monkeypatch.setattr(programs, "code_bytes", lambda executable: 300)
+    facts_of = local_backend.facts_of
+    monkeypatch.setattr(
+        local_backend,
+        "facts_of",
+        lambda executable: msgspec.structs.replace(facts_of(executable), code_bytes=300),
+    )
     devices = served(500)
     client = Client(devices)
     assert compile_text(client, module("return %x : tensor<f32>")).code == 0

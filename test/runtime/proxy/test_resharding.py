@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from pathways.runtime.proxy import arrays
-from pathways.runtime.proxy.devices import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.arrays.local_engine import LocalEngine
+from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
 from pathways.runtime.xla import ifrt
+
+ENGINE = LocalEngine()
 
 DEVICES = jax.devices("cpu")
 
@@ -33,11 +35,11 @@ def spec_of(dtype: str, on: list[jax.Device], spec: P) -> ArraySpec:
 @pytest.mark.parametrize("spec", [P("x"), P()])
 def test_to_devices(dtype: str, on: list[jax.Device], spec: P) -> None:
     whole = np.arange(8).astype(dtype) * (1 << 20) ** 2
-    array = arrays.make(spec_of(dtype, DEVICES[:2], P("x")), [whole[:4], whole[4:]])
-    moved = arrays.reshard(spec_of(dtype, on, spec), array)
-    assert [shard.devices() for shard in moved.shards] == [{device} for device in on]
+    array = ENGINE.make(spec_of(dtype, DEVICES[:2], P("x")), [whole[:4], whole[4:]])
+    moved = ENGINE.reshard(spec_of(dtype, on, spec), array)
+    assert [shard.devices() for shard in ENGINE.shards_of(moved)] == [{device} for device in on]
     expected = np.split(whole, len(on)) if spec == P("x") else [whole] * len(on)
-    for shard, rows in zip(moved.shards, expected, strict=True):
+    for shard, rows in zip(ENGINE.shards_of(moved), expected, strict=True):
         value = ifrt.host_value(shard)
         assert value.dtype == whole.dtype
         np.testing.assert_array_equal(value, rows)

@@ -15,6 +15,7 @@ import pytest
 from proxy_client import SocketClient
 
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.serving import call_writer
 from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.serving.transfer_folder import TRANSFER_FOLDER_VARIABLE
@@ -30,7 +31,7 @@ VERSION = {"protocol_version": 25, "ifrt_serdes_version_number": 6}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ProxyServer]:
-    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), MESSAGES))
+    server = ProxyServer(tmp_path / "socket", ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES))
     yield server
     server.close()
 
@@ -411,7 +412,7 @@ def test_a_client_that_does_not_read_its_replies(
 
 
 def test_a_server_closes_at_once_whoever_does_not_read(tmp_path: Path) -> None:
-    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), MESSAGES))
+    server = ProxyServer(tmp_path / "socket", ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES))
     client = SocketClient(server.path)
     _, session = start_session(client)
     server.registry.session(session).host_buffers.store(5, bytes(8 << 20))
@@ -438,7 +439,7 @@ def test_connections_without_http(server: ProxyServer) -> None:
 
 
 def test_closing_the_server_ends_all_sessions(tmp_path: Path) -> None:
-    server = ProxyServer(tmp_path / "socket", ServedDevices(jax.devices("cpu"), MESSAGES))
+    server = ProxyServer(tmp_path / "socket", ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES))
     client = SocketClient(server.path)
     stream, _ = start_session(client)
     server.close()
@@ -456,7 +457,7 @@ def transfers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     folder.mkdir()
     monkeypatch.setenv(TRANSFER_FOLDER_VARIABLE, str(folder))
     tmp_path.chmod(0o700)
-    served = ServedDevices(jax.devices("cpu"), MESSAGES, folders=PermittedFolders([folder]))
+    served = ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, folders=PermittedFolders([folder]))
     server = ProxyServer(tmp_path / "socket", served)
     yield server, folder
     server.close()

@@ -14,6 +14,7 @@ from hypothesis import strategies
 from session_client import MESSAGES, Client, compile_text, module, on_device, over_devices
 
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.sessions.replies import DeferredReply
 
 
@@ -27,7 +28,7 @@ def test_devices_and_memories(client: Client) -> None:
 
 
 def test_slices_are_attributes_of_devices() -> None:
-    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES, slices=2))
+    client = Client(ServedDevices(LocalBackend(jax.devices("cpu"), 2), MESSAGES))
     devices = client.request("init").init_response.all_devices
     assert [device.attributes.attributes["slice_index"].int64_value for device in devices] == [0] * 4 + [
         1
@@ -36,7 +37,7 @@ def test_slices_are_attributes_of_devices() -> None:
 
 def test_unequal_slices() -> None:
     with pytest.raises(ValueError, match="8 devices cannot form 3 equal slices"):
-        ServedDevices(jax.devices("cpu"), MESSAGES, slices=3)
+        ServedDevices(LocalBackend(jax.devices("cpu"), 3), MESSAGES)
 
 
 def test_an_error_waits_in_the_array_until_it_is_read(client: Client) -> None:
@@ -142,7 +143,7 @@ def test_a_reply_that_fails_late_holds_no_array(client: Client) -> None:
 def requests_of_a_program() -> list[bytes]:
     """Returns the requests of a client that creates arrays, disassembles and copies them."""
     sent: list[bytes] = []
-    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+    client = Client(ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES))
     dispatch = client.session.dispatch
 
     def record(data: bytes) -> bytes | None:
@@ -174,7 +175,7 @@ def requests_of_a_program() -> list[bytes]:
 @hypothesis.given(seed=strategies.integers(0, 2**32))
 def test_mutated_requests_get_a_status_or_end_the_session(seed: int) -> None:
     chance = random.Random(seed)
-    client = Client(ServedDevices(jax.devices("cpu"), MESSAGES))
+    client = Client(ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES))
     # A request may wait for a host buffer that is never sent.
     client.session.host_buffers.take = lambda handle: bytes(8)  # type: ignore[method-assign]
     for data in requests_of_a_program():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pathways.runtime.proxy.memory.shardings import check_op_sharding
+from pathways.runtime.proxy.arrays.shardings import check_op_sharding
 from pathways.runtime.proxy.wire import descriptors
 from pathways.runtime.proxy.wire.statuses import StatusError
 from pathways.runtime.xla import ifrt

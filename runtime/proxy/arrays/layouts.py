@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.layout import Format, Layout
 
 from pathways.runtime.xla import pjrt
 
 # As in `{1,0:T(8,128)(2,1)E(16)}`: dimensions from minor to major, tiles, and bits of an element.
 _TEXT = re.compile(r"\{([\d,]*)(?::((?:T(?:\([\d,]+\))+)?)(?:E\(\d+\))?)?\}")
+_SUB_BYTE = re.compile(r"u?int([124])$|float(4)_")
+"""Pattern of the names of types whose elements share bytes."""
 _MAX_TILES = 4
 _MAX_TILE_SIZE = 1 << 20
 
@@ -66,6 +69,13 @@ def parse_layout(data: bytes, rank: int) -> Layout | None:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",") if number]
+
+
+def default_layout(dtype: np.dtype[Any], rank: int) -> str:
+    """Returns XLA's text of the default layout of arrays."""
+    minor_to_major = ",".join(map(str, reversed(range(rank))))
+    bits = _SUB_BYTE.match(dtype.name)
+    return f"{{{minor_to_major}}}" if bits is None else f"{{{minor_to_major}:E({bits[1] or bits[2]})}}"
 
 
 def put_in_layout(value: jax.Array, sharding: jax.sharding.Sharding, layout: Layout | None) -> jax.Array:

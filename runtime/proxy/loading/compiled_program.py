@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from pathways.runtime.proxy.arrays import ProxyArray
-from pathways.runtime.proxy.devices import ArraySpec
-from pathways.runtime.proxy.memory.memory_account import Allocation
+from pathways.runtime.proxy.arrays.memory_account import Allocation
+from pathways.runtime.proxy.arrays.placements import ArraySpec
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.wire.statuses import StatusError
 
 

@@ -1,0 +1,1 @@
+"""Arrays of clients: types and placements, values on devices, and accounts of their memory."""

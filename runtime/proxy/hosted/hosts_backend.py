@@ -1,0 +1,91 @@
+"""Devices of hosts, and the XLA programs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import override
+
+import jax
+import msgspec
+
+from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.proxy.hosted.foreign_programs import ForeignProgram, ReloadedProgram, ResultPlace
+from pathways.runtime.proxy.hosted.hosted_device import HostedDevice
+from pathways.runtime.proxy.hosted.hosted_programs import HostedXlaProgram
+from pathways.runtime.proxy.hosted.hosts_engine import HostsEngine
+from pathways.runtime.proxy.hosted.island_watch import IslandWatch
+from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
+from pathways.runtime.proxy.loading.compile_process import Cancellation
+from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
+from pathways.runtime.proxy.worker.device_facts import decode_all
+from pathways.runtime.proxy.worker.kinds import DEVICES, XLA
+from pathways.runtime.proxy.worker.xla_facts import XlaFacts
+from pathways.runtime.proxy.worker.xla_programs import XlaModule
+
+
+class HostsBackend(Backend):
+    """Devices of the hosts of a session; each island is a slice.
+
+    Args:
+      session: the session, which the backend closes.
+      islands: the numbers of the islands to use; None for all.
+
+    Raises:
+      HostError: a host is lost.
+    """
+
+    def __init__(self, session: HostSession, islands: Sequence[int] | None = None) -> None:
+        self._session = session
+        self._watch: IslandWatch | None = None
+        self.engine: HostsEngine = HostsEngine(session)
+        self._islands = [*range(len(session.pool.gangs))] if islands is None else [*islands]
+        self.slices = len(self._islands)
+        # Of this process: its settings are those of the workers that it starts.
+        self.client = jax.devices()[0].client
+        offered = []
+        for slice, number in enumerate(self._islands):
+            (gang,) = session.pool.current([number])
+            _, replies = session.load_foreign("devices", gang.hosts, DEVICES, b"")
+            facts = {each.id: each for reply in replies for each in decode_all(reply.facts)}
+            for device in session.cluster.islands[number].devices:
+                hosted = HostedDevice(device.position, device.id, number, device.host.index)
+                own = facts[device.id].renumbered(hosted.id)
+                offered.append(OfferedDevice(hosted, own, slice, hosted.host))
+        self.devices = tuple(offered)
+        self.engine.default_memory = offered[0].facts.default_memory
+
+    @override
+    def load(self, source: XlaSource, cancellation: Cancellation) -> XlaProgram:
+        module = XlaModule(
+            bytecode_of(source.module),
+            source.options,
+            tuple(device.worker_id for device in source.devices),
+            tuple((shape, dtype.name) for shape, dtype in source.operands),
+            tuple((shape, dtype.name) for shape, dtype in source.results),
+        )
+        facts: list[XlaFacts] = []
+
+        def results(data: bytes) -> list[ResultPlace]:
+            facts.append(msgspec.msgpack.decode(data, type=XlaFacts))
+            return [ResultPlace(spec, self.engine.location_of(spec)) for spec in source.specs(facts[0])]
+
+        def load() -> ForeignProgram:
+            hosts = self.engine.hosts_of(source.devices)
+            return ForeignProgram.load(self._session, source.name, hosts, XLA, module, results)
+
+        program = ReloadedProgram(load)
+        specs = tuple(place.spec for place in program.current().results)
+        return HostedXlaProgram(
+            program, source.devices, specs, facts[0].donated, source.name, facts[0], self.engine
+        )
+
+    @override
+    def start(self, lose: Callable[[int], None], restore: Callable[[int], None]) -> None:
+        self._watch = IslandWatch(self._session, self._islands, lose, restore)
+
+    @override
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._session.close()

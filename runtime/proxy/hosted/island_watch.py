@@ -1,0 +1,66 @@
+"""Watch over the islands of a session, which are the slices of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pathways.runtime.control.records.events import GangKey
+from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.resources.threads import start_thread
+
+_CHECK_SECONDS = 10.0
+
+
+class IslandWatch:
+    """Watch that calls functions when islands are lost and when they return, from a thread of its own.
+
+    The thread also reads what workers send while no client waits for anything.
+
+    Args:
+      session: the session.
+      islands: the numbers of the islands, in the order of slices.
+      lose: called with the number of a slice that is lost.
+      restore: called with the number of a slice that has new workers.
+    """
+
+    def __init__(
+        self,
+        session: HostSession,
+        islands: Sequence[int],
+        lose: Callable[[int], None],
+        restore: Callable[[int], None],
+    ) -> None:
+        self._session = session
+        self._islands = tuple(islands)
+        self._lose = lose
+        self._restore = restore
+        # The workers of each slice that clients know of; None while it is lost for them.
+        self._known: list[GangKey | None] = [session.pool.gangs[number].life.key for number in islands]
+        self._is_closed = False
+        self._thread = start_thread(self._watch, "proxy islands")
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._is_closed = True
+        self._session.wake()
+        self._thread.join()
+
+    def _current(self) -> list[GangKey | None]:
+        gangs = [self._session.pool.gangs[number] for number in self._islands]
+        return [None if gang.is_lost() else gang.life.key for gang in gangs]
+
+    def _has_news(self) -> bool:
+        return self._is_closed or self._session.is_closed or self._current() != self._known
+
+    def _watch(self) -> None:
+        while True:
+            self._session.wait(self._has_news, _CHECK_SECONDS)
+            if self._is_closed or self._session.is_closed:
+                return
+            current = self._current()
+            for slice, (before, now) in enumerate(zip(self._known, current, strict=True)):
+                if before is not None and before != now:
+                    self._lose(slice)
+                if now is not None and before != now:
+                    self._restore(slice)
+            self._known = current

@@ -1,0 +1,71 @@
+"""Base class of the places whose devices clients use: this process, or hosts."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
+from pathways.runtime.proxy.loading.compile_process import Cancellation
+from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
+from pathways.runtime.proxy.worker.device_facts import DeviceFacts
+
+
+@dataclasses.dataclass(frozen=True)
+class OfferedDevice:
+    """Device that clients may use.
+
+    Attributes:
+      device: the device in placements of arrays; its `id` is that which clients know.
+      facts: the facts that clients get.
+      slice: the index of its slice.
+      task: the number of its host; None for this process.
+    """
+
+    device: Any
+    facts: DeviceFacts
+    slice: int = 0
+    task: int | None = None
+
+
+class Backend(abc.ABC):
+    """Devices, the arrays on them, and the programs that they run.
+
+    Attributes:
+      devices: the devices, by the ids that clients know.
+      engine: the engine of arrays.
+      slices: the number of slices.
+      client: the client of XLA whose defaults compiler options have.
+    """
+
+    devices: tuple[OfferedDevice, ...]
+    engine: ArrayEngine
+    slices: int
+    client: Any
+
+    @abc.abstractmethod
+    def load(self, source: XlaSource, cancellation: Cancellation) -> XlaProgram:
+        """Compiles and loads a program.
+
+        Args:
+          cancellation: ends a long compilation.
+
+        Raises:
+          JaxRuntimeError: XLA rejected it.
+          HostError: a host is lost, or XLA rejected it there.
+        """
+
+    @abc.abstractmethod
+    def start(self, lose: Callable[[int], None], restore: Callable[[int], None]) -> None:
+        """Starts to report slices.
+
+        Args:
+          lose: called with the number of a slice that is lost.
+          restore: called with the number of one that has returned, without the arrays that it had.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Releases what the backend holds."""

@@ -1,0 +1,111 @@
+"""Devices of this process, and the XLA programs on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, override
+
+import jax
+
+from pathways.runtime.proxy.arrays.local_engine import LocalEngine
+from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
+from pathways.runtime.proxy.loading.compile_process import Cancellation, CompileProcesses
+from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
+from pathways.runtime.proxy.wire.statuses import StatusError, status_of
+from pathways.runtime.proxy.worker.device_facts import facts_of as facts_of_device
+from pathways.runtime.proxy.worker.xla_facts import facts_of
+from pathways.runtime.xla import compile_cache, ifrt, pjrt
+from pathways.runtime.xla.launch_order import launch_order
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalXlaProgram(XlaProgram):
+    """XLA program on devices of this process."""
+
+    engine: LocalEngine
+
+    @functools.cached_property
+    def _makers(self) -> list[Any]:
+        return [self.engine.maker(spec) for spec in self.results]
+
+    @functools.cached_property
+    def _order(self) -> AbstractContextManager[object]:
+        """The lock that orders executions over several devices with those of other sessions."""
+        return launch_order(self.devices)
+
+    @override
+    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+        try:
+            operands = [value for _, value in self.values_of(arguments)]
+            for number in set(kept) & set(self.donated):
+                (operands[number],) = pjrt.copy_arrays(
+                    [operands[number]],
+                    [pjrt.device_list(self.devices)],
+                    [operands[number].sharding],
+                    [pjrt.ALWAYS_COPY],
+                )
+            with self._order:
+                values = ifrt.execute(self.executable, operands, self._makers)
+        except StatusError as error:
+            return self.fail(status_of(error))
+        return [ProxyArray(spec, value) for spec, value in zip(self.results, values, strict=True)]
+
+    @override
+    def text(self) -> str:
+        return self.executable.get_hlo_text()
+
+    @override
+    def costs(self) -> dict[str, float]:
+        return dict(self.executable.cost_analysis())
+
+
+class LocalBackend(Backend):
+    """Devices of this process.
+
+    Args:
+      devices: the devices that clients may use.
+      slices: the number of equal slices that they form.
+
+    Raises:
+      ValueError: they cannot form that number of slices.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device], slices: int = 1) -> None:
+        if slices < 1 or len(devices) % slices:
+            raise ValueError(f"{len(devices)} devices cannot form {slices} equal slices")
+        self.slices = slices
+        self.client = devices[0].client
+        self.devices = tuple(
+            OfferedDevice(device, facts_of_device(device), number * slices // len(devices))
+            for number, device in enumerate(devices)
+        )
+        self.engine: LocalEngine = LocalEngine()
+        self._compilers = CompileProcesses()
+
+    @override
+    def load(self, source: XlaSource, cancellation: Cancellation) -> XlaProgram:
+        options = ifrt.compile_options(source.options)
+        executable = compile_cache.load_one(
+            source.data,
+            source.module,
+            source.devices,
+            options,
+            lambda: self._compilers.compile(source.module, source.devices, options, cancellation),
+        )
+        facts = facts_of(executable)
+        results = source.specs(facts)
+        return LocalXlaProgram(
+            executable, source.devices, results, facts.donated, source.name, facts, self.engine
+        )
+
+    @override
+    def start(self, lose: Callable[[int], None], restore: Callable[[int], None]) -> None:
+        pass  # Slices of this process are lost by request alone.
+
+    @override
+    def close(self) -> None:
+        self._compilers.close()

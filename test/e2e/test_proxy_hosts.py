@@ -1,0 +1,222 @@
+"""Unmodified JAX programs on hosts behind the proxy server: each equals local JAX, bit by bit."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import proxy_persistence
+import proxy_programs
+import pytest
+
+import pathways.proxy
+from pathways.proxy import ProxyServer
+from pathways.runtime.clusters.connect import start_session
+from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.launch.launcher_choice import settings_of
+from pathways.runtime.hosts.launch.settings import Island
+from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
+
+pytestmark = [pytest.mark.process, pytest.mark.hosts]
+
+
+ISLANDS = {
+    "one host": [Island(hosts=1, devices_per_host=8)],
+    "two hosts": [Island(hosts=2, devices_per_host=4)],
+}
+TOLERANCE = {"one host": 0.0, "two hosts": 1e-5}
+"""Relative tolerances. Between hosts, XLA adds in another order than within a process."""
+
+
+@pytest.fixture(scope="module", params=ISLANDS)
+def where(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def server(where: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
+    """Starts a server of the devices of hosts."""
+    backend = HostsBackend(start_session(settings_of(None, islands=ISLANDS[where])))
+    with pathways.proxy.serve(tmp_path_factory.mktemp("proxy") / "socket", backend=backend) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxied(server: ProxyServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Returns the results of all programs, from one process that uses the server."""
+    return proxy_programs.run_proxied(server, proxy_programs.__file__, tmp_path_factory.mktemp("proxied"))
+
+
+@pytest.mark.parametrize("name", proxy_programs.PROGRAMS)
+def test_equals_local_jax(name: str, where: str, proxied: dict[str, Any]) -> None:
+    proxy_programs.assert_equal(proxied[name], proxy_programs.PROGRAMS[name], TOLERANCE[where])
+
+
+def run(server: ProxyServer, program: str) -> str:
+    """Runs a program that uses a server, and returns its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=os.environ | server.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def session_of(server: ProxyServer) -> HostSession:
+    backend = server.served.backend
+    assert isinstance(backend, HostsBackend)
+    return backend.engine.session
+
+
+def test_a_program_of_one_device_messages_one_host(server, where, monkeypatch):
+    sent = collections.Counter()
+    for host in session_of(server).hosts:
+        send = host.steps.send_frames
+
+        def count(*frames, host=host, send=send):
+            sent[host.index] += 1
+            send(*frames)
+
+        monkeypatch.setattr(host.steps, "send_frames", count)
+    program = """
+        import jax
+        x = jax.device_put(1.0, jax.devices()[0])
+        step = jax.jit(lambda x: x + 1)
+        for _ in range(100):
+            x = step(x)
+        print(x)
+    """
+    assert run(server, program) == "101.0\n"
+    assert sent[0] >= 100
+    # Those that free the arrays of the programs before.
+    assert sent[1] < 20
+
+
+FAILING = """
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec as P
+
+    jax.config.update("jax_enable_x64", True)
+    devices = jax.devices()
+    over_all = NamedSharding(jax.make_mesh((len(devices),), ("x",)), P("x"))
+    total = jax.jit(lambda x: x.sum())
+    large = jax.jit(lambda x: jnp.zeros((1 << 20, 1 << 15), "complex128").at[0].set(x))
+    huge = lambda x: large(x)[0, :1].real
+    good = [jax.device_put(np.ones(1), device) for device in devices]
+"""
+
+
+def test_a_shard_that_failed_is_an_error_of_all_and_later_values_are_right(server, where):
+    program = (
+        FAILING
+        + """
+    for position in (0, len(devices) - 1):
+        shards = list(good)
+        shards[position] = huge(shards[position][0])
+        joined = jax.make_array_from_single_device_arrays((len(devices),), over_all, shards)
+        further = total(joined) + 1
+        for array in (further, total(joined)):
+            try:
+                array.block_until_ready()
+            except jax.errors.JaxRuntimeError as error:
+                print(str(error).partition(":")[0])
+        joined = jax.make_array_from_single_device_arrays((len(devices),), over_all, good)
+        print(*(float(total(joined * n)) for n in range(20)))
+    """
+    )
+    right = " ".join(f"{8.0 * n}" for n in range(20))
+    assert run(server, program) == f"RESOURCE_EXHAUSTED\nRESOURCE_EXHAUSTED\n{right}\n" * 2
+    assert session_of(server).is_whole()
+
+
+@pytest.fixture
+def islands(tmp_path: Path) -> Iterator[ProxyServer]:
+    """Starts a server of two islands."""
+    backend = HostsBackend(start_session(settings_of(None, islands=[Island(1, 2)] * 2)))
+    with pathways.proxy.serve(tmp_path / "socket", backend=backend) as server:
+        yield server
+
+
+def test_islands_are_slices(islands):
+    program = """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+        devices = jax.devices()
+        print([(d.id, d.slice_index, d.virtual_task_index) for d in devices])
+        first, second = (NamedSharding(Mesh(np.array(devices[n : n + 2]), ("x",)), P("x")) for n in (0, 2))
+        x = jax.device_put(jnp.arange(4.0), first)
+        y = jax.jit(lambda x: x * 2)(jax.device_put(x, second))
+        print(y, {d.id for d in y.devices()})
+        try:
+            over_both = NamedSharding(Mesh(np.array(devices), ("x",)), P("x"))
+            jax.device_put(jnp.arange(4.0), over_both).block_until_ready()
+        except jax.errors.JaxRuntimeError as error:
+            print(error)
+    """
+    assert run(islands, program).splitlines() == [
+        "[(0, 0, 0), (1, 0, 0), (2, 1, 1), (3, 1, 1)]",
+        "[0. 2. 4. 6.] {2, 3}",
+        "UNIMPLEMENTED: an array or a program cannot be on 2 islands (island0, island1)",
+    ]
+
+
+def test_a_lost_island_is_data_loss_until_it_returns(islands):
+    program = """
+        import time
+        import jax, jax.numpy as jnp
+
+        def code(work):
+            try:
+                return str(work())
+            except jax.errors.JaxRuntimeError as error:
+                return str(error).partition(":")[0]
+
+        here, there = jax.devices()[0], jax.devices()[2]
+        step = jax.jit(lambda x: x + 1)
+        kept, lost = (step(jax.device_put(jnp.float32(1), device)) for device in (here, there))
+        print(kept, lost, flush=True)
+        input()
+        while code(lambda: lost + 1) != "DATA_LOSS":
+            time.sleep(0.01)
+        print(code(lambda: step(kept)), code(lambda: step(lost)), flush=True)
+        began = time.monotonic()
+        while (after := code(lambda: step(jax.device_put(jnp.float32(1), there)))) == "DATA_LOSS":
+            time.sleep(0.1)
+        print(after, code(lambda: lost + 1), time.monotonic() - began < 60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(
+        command,
+        env=os.environ | islands.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "2.0 2.0\n"
+        os.kill(session_of(islands).hosts[1].process.pid, signal.SIGKILL)
+        out, err = client.communicate("\n", timeout=120)
+    assert out == "3.0 DATA_LOSS\n2.0 DATA_LOSS True\n", err[-2000:]
+
+
+def test_orbax_has_hosts_write_and_read_arrays(tmp_path):
+    files = tmp_path / "files"
+    files.mkdir()
+    backend = HostsBackend(start_session(settings_of(None, islands=ISLANDS["two hosts"])))
+    with pathways.proxy.serve(tmp_path / "socket", backend=backend, files=[files]) as server:
+        refused = proxy_persistence.run(server, "save", files / "step", tmp_path / "other")
+        assert refused.startswith(f"PERMISSION_DENIED: path '{tmp_path / 'other'}")
+        assert proxy_persistence.run(server, "restore", files / "step") == "True 120.0 8\nTrue\n"
