@@ -15,7 +15,8 @@ _DESCRIPTION = """\
   pw-cluster up cluster.toml --foreground      the same, and stay, for systemd and Kubernetes: SIGTERM ends it
   pw-cluster list                              the clusters that are running
   pw-cluster status lab [--json] [--watch]     its islands, hosts and clients
-  pw-cluster run lab -- python train.py        run a JAX program on its devices; exit with its exit code
+  pw-cluster run lab [--client ann] [--islands island0,island1] [--with-cpu] -- python train.py
+                                               run a JAX program on its devices; exit with its exit code
   pw-cluster end lab CLIENT                    end a client, and free all that it owns
   pw-cluster down lab                          end it, with its workers and clients
   pw-cluster logs lab [--follow]               what its service and its workers have written

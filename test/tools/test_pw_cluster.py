@@ -301,8 +301,8 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected a command: up, list, status, end, down, logs; see pw-cluster --help"),
-        (["upp"], "argument COMMAND: must be one of up, list, status, end, down, logs, got 'upp'; did you m"),
+        ([], "expected a command: up, list, status, run, end, down, logs; see pw-cluster --help"),
+        (["upp"], "argument COMMAND: must be one of up, list, status, run, end, down, logs, got 'upp'; did y"),
         (["up"], "pw-cluster up: expected FILE"),
         (["end", "lab"], "pw-cluster end: expected CLIENT"),
         (["status", "lab", "x"], "unexpected argument 'x'"),
@@ -331,6 +331,7 @@ def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
         ("up", {"--name", "--foreground"}),
         ("list", set()),
         ("status", {"--json", "--watch", "--token"}),
+        ("run", {"--client", "--islands", "--token", "--with-cpu"}),
         ("end", {"--token"}),
         ("down", {"--token"}),
         ("logs", {"--follow"}),
@@ -340,7 +341,7 @@ def test_pw_cluster_helps_with_each_command(capfd, command, flags):
     assert pw_cluster.main([command, "--help"]) == 0
     text = capfd.readouterr().out
     assert text.startswith(f"usage: pw-cluster {command}")
-    assert set(re.findall(r"^  (--\w+)", text, re.MULTILINE)) == flags
+    assert set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)) == flags
     assert pw_cluster.main(["--help"]) == 0
     text = capfd.readouterr().out
     assert f"  pw-cluster {command} " in text

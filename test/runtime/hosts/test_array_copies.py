@@ -24,7 +24,7 @@ def test_array_has_the_step_of_the_copy_that_was_first(loser: str) -> None:
     (first, expected), (second, other) = sorted(numbers.values(), key=lambda own: own == numbers[loser])
     array.add_copy(location, first, expected)
     array.add_copy(location, second, other)
-    location.gang.life.unused.add.assert_called_once_with(second)
+    location.unused.add.assert_called_once_with(second)
     assert array.number_at(location) == first
     assert array.step_at(location) is expected
 
@@ -37,7 +37,7 @@ def test_array_frees_a_copy_whose_put_was_interrupted() -> None:
     while interrupted:
         unused: PendingFrees[int] = PendingFrees()
         client, location = mock.Mock(), mock.Mock()
-        location.gang.life.unused = unused
+        location.unused = unused
         client.take_numbers.return_value = 5
         array = Array(client, jax.core.ShapedArray((2,), np.float32))
         left = line
