@@ -43,6 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+_OF_HOSTS = (
+    "devices_per_host",
+    "islands",
+    "joined",
+    "launcher",
+    "address",
+    "bind",
+    "ports",
+    "start",
+    "python",
+    "secret_file",
+)
+"""Options of `pathways.connect` for workers, and how islands are formed."""
+
+
 def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
     if not program and options.listen is None:
         raise UserError("expected -- and a program, or --listen; see pw-proxy --help")
@@ -55,15 +70,34 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
     if options.cpu_devices is not None and options.platform != "cpu":
         raise UserError("--cpu-devices is for --platform cpu")
 
-    if options.hosts is None and (options.islands is not None or options.devices_per_host is not None):
-        raise UserError("--islands and --devices-per-host are for --hosts")
-    if options.hosts is not None and options.slices != 1:
+    of_hosts = {name: getattr(options, name) for name in _OF_HOSTS}
+    options.has_hosts = options.hosts is not None or options.launcher == "slurm"
+    given = [name for name, value in of_hosts.items() if value not in (None, False)]
+    if given and not options.has_hosts:
+        raise UserError(f"--{given[0].replace('_', '-')} is for --hosts")
+    if options.has_hosts and options.slices != 1:
         raise UserError("--slices is for one process; with --hosts each island is a slice")
-    options.devices_per_host = options.devices_per_host or 1
-
     from pathways.tools.drivers import proxy as driver
 
     return driver.run(options, program)
+
+
+def _positive(text: str) -> int:
+    number = count(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def _hosts(text: str) -> int | list[str]:
+    return _positive(text) if text.lstrip("-").isdecimal() else text.split(",")
+
+
+def _ports(text: str) -> tuple[int, int]:
+    first, separator, last = text.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal() and bool(separator) == bool(last)):
+        raise argparse.ArgumentTypeError(f"expected a first and a last port, as in 7000-7100, got '{text}'")
+    return int(first), int(last or first)
 
 
 def make_parser() -> FlagParser:
@@ -95,10 +129,10 @@ def make_parser() -> FlagParser:
     add("--cpu-devices", type=cpu_devices, metavar="N", help="how many devices the CPU is; default: 1")
     add(
         "--hosts",
-        type=count,
-        metavar="N",
-        help="how many workers to start, each a host with devices of its own; default: the devices of the "
-        "server itself",
+        type=_hosts,
+        metavar="N|NAME,...",
+        help="how many workers to start, each a host with devices of its own, or the names of the machines "
+        "that run one each; default: the devices of the server itself",
     )
     add(
         "--devices-per-host",
@@ -108,13 +142,35 @@ def make_parser() -> FlagParser:
     )
     add(
         "--islands",
-        type=count,
+        type=_positive,
         metavar="N",
         help="into how many equal islands to divide the hosts; default: each host is one",
     )
     add(
+        "--joined",
+        action="store_true",
+        help="join the islands, so that arrays and programs may be on several; they then restart together",
+    )
+    add(
+        "--launcher",
+        choices=("ray", "slurm", "join"),
+        metavar="NAME",
+        help="what starts the workers: ray; slurm, on the nodes of its allocation, where --hosts may be left "
+        "out; or join, which waits for pw-worker --join on as many machines; default: this process",
+    )
+    add("--address", metavar="HOST:PORT", help="the address of the Ray cluster to join")
+    add("--bind", metavar="ADDRESS", help="the IPv4 address to listen on for workers of other machines")
+    add("--ports", type=_ports, metavar="FIRST-LAST", help="the ports to listen on; default: any")
+    add(
+        "--start",
+        metavar="COMMAND",
+        help="what starts a worker on a machine; default: 'ssh {host} {command}'",
+    )
+    add("--python", metavar="PATH", help="the Python of workers on other machines")
+    add("--secret-file", metavar="FILE", help="the secret of machines that join")
+    add(
         "--slices",
-        type=count,
+        type=_positive,
         default=1,
         metavar="N",
         help="into how many equal slices to divide the devices (slice_index of a device); default: 1",

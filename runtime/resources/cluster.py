@@ -52,10 +52,15 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceIsland:
-    """Devices with a fast interconnect; the devices of a slice are on one island."""
+    """Devices with a fast interconnect; the devices of a slice are on one island.
+
+    Attributes:
+      slices: the number of slices as which unmodified JAX programs see it.
+    """
 
     name: str
     devices: tuple[Device, ...]
+    slices: int = 1
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

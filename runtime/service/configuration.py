@@ -46,6 +46,7 @@ class _IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices_per_host: _Count = 1
     cores: _Count | None = None
     spares: Spares = 0
+    joined: _Text | None = None
 
 
 class _ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,15 +157,47 @@ def _islands(file: _ClusterFile) -> list[Island] | None:
     if file.islands is None:
         return None
     islands: list[Island] = []
+    joined: dict[str, int] = {}
     for n, table in enumerate(file.islands):
         try:
             island = Island(table.hosts, table.devices_per_host, table.cores, table.spares)
+            for _ in range(table.count):
+                if table.joined in joined:
+                    islands[joined[table.joined]] = _join(islands[joined[table.joined]], island)
+                    continue
+                if table.joined is not None:
+                    joined[table.joined] = len(islands)
+                islands.append(island)
         except ValueError as error:
             raise ConfigurationError(f"islands[{n}]: {error}") from None
-        islands += [island] * table.count
         if sum(len(island.machines) for island in islands) > _MAX_COUNT:
             raise ConfigurationError(f"islands: more than {_MAX_COUNT} hosts")
     return islands
+
+
+def _join(island: Island, other: Island) -> Island:
+    """Returns an island with the hosts of two, a slice for those of each table that was joined.
+
+    Raises:
+      ValueError: their hosts are not alike.
+    """
+    hosts: int | tuple[str, ...] | None = None
+    if isinstance(island.hosts, int) and isinstance(other.hosts, int):
+        hosts = island.hosts + other.hosts
+    elif not isinstance(island.hosts, int) and not isinstance(other.hosts, int):
+        hosts = (*island.hosts, *other.hosts)
+    alike = len(island.machines) == len(other.machines) * island.slices
+    if hosts is None or not alike or _each(island) != _each(other):
+        raise ValueError(
+            "islands that are joined need the same number of hosts, devices_per_host and cores, and names of "
+            "machines in all or in none"
+        )
+    spares = island.spares + other.spares
+    return dataclasses.replace(island, hosts=hosts, spares=spares, slices=island.slices + 1)
+
+
+def _each(island: Island) -> tuple[int, int | None]:
+    return island.devices_per_host, island.cores
 
 
 def _check_together(file: _ClusterFile) -> None:

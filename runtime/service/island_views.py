@@ -25,6 +25,7 @@ def island_facts(gang: HostGang) -> IslandFacts:
     return IslandFacts(
         gang.life.key.start,
         tuple(WorkerFacts(host.index, host.process.pid, host.ready) for host in gang.hosts),
+        gang.slices,
     )
 
 
@@ -49,7 +50,7 @@ def island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandSt
     """Returns the status of an island, with the reports of its hosts."""
     problem = gang.life.problem
     return IslandStatus(
-        gang.name,
+        gang.name if gang.slices == 1 else f"{gang.name} ({gang.slices} joined)",
         "running" if problem is None else problem.text,
         tuple(
             SharedHostStatus(

@@ -168,8 +168,29 @@ def test_islands_are_slices(islands):
     assert run(islands, program).splitlines() == [
         "[(0, 0, 0), (1, 0, 0), (2, 1, 1), (3, 1, 1)]",
         "[0. 2. 4. 6.] {2, 3}",
-        "UNIMPLEMENTED: an array or a program cannot be on 2 islands (island0, island1)",
+        "UNIMPLEMENTED: an array or a program cannot be on 2 islands (island0, island1) that are not joined; "
+        "join them by joined in the file of the cluster, or by pw-proxy --joined",
     ]
+
+
+def test_joined_islands_are_slices_of_one_mesh(tmp_path):
+    program = """
+        import jax, jax.numpy as jnp
+        from jax.experimental import mesh_utils
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+        print([(d.id, d.slice_index, d.virtual_task_index) for d in jax.devices()])
+        devices = mesh_utils.create_hybrid_device_mesh((1, 2), (2, 1), jax.devices())
+        over = NamedSharding(Mesh(devices, ("dcn", "ici")), P(("dcn", "ici")))
+        x = jax.device_put(jnp.arange(8.0), over)
+        print(jax.jit(lambda x: x.sum())(x))
+    """
+    backend = HostsBackend(start_session(settings_of(None, islands=[Island(2, 2, slices=2)])))
+    with pathways.proxy.serve(tmp_path / "socket", backend=backend) as server:
+        assert run(server, program).splitlines() == [
+            "[(0, 0, 0), (1, 0, 0), (2, 1, 1), (3, 1, 1)]",
+            "28.0",
+        ]
 
 
 def test_a_lost_island_is_data_loss_until_it_returns(islands):

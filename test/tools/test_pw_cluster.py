@@ -302,7 +302,10 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
     ("arguments", "message"),
     [
         ([], "expected a command: up, list, status, run, end, down, logs; see pw-cluster --help"),
-        (["upp"], "argument COMMAND: must be one of up, list, status, run, end, down, logs, got 'upp'; did y"),
+        (
+            ["upp"],
+            "argument COMMAND: must be one of up, list, status, run, end, down, logs, got 'upp'; did",
+        ),
         (["up"], "pw-cluster up: expected FILE"),
         (["end", "lab"], "pw-cluster end: expected CLIENT"),
         (["status", "lab", "x"], "unexpected argument 'x'"),

@@ -225,6 +225,18 @@ def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
         (["--listen", ":80"], "--listen must be unix:PATH or HOST:PORT, got ':80'"),
         (["--listen", "a:65536"], "--listen must be unix:PATH or HOST:PORT, got 'a:65536'"),
         (["--insecure", "--", "ls"], "--insecure is for --listen HOST:PORT"),
+        (["--joined", "--", "ls"], "--joined is for --hosts"),
+        (["--launcher", "join", "--", "ls"], "--launcher is for --hosts"),
+        (["--hosts", "0", "--", "ls"], "argument --hosts: must be at least 1, got 0"),
+        (["--hosts", "3", "--islands", "2", "--", "ls"], "--hosts 3 cannot form 2 equal islands"),
+        (
+            ["--hosts", "2", "--slices", "2", "--", "ls"],
+            "--slices is for one process; with --hosts each island is a slice",
+        ),
+        (
+            ["--hosts", "a,b", "--", "ls"],
+            "hosts=['a', 'b']: expected bind=, the address of this machine that workers on others reach",
+        ),
         (
             ["--listen", "unix:/tmp/x", "--insecure"],
             "--insecure is for --listen HOST:PORT; a UNIX socket is secure",

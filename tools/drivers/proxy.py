@@ -139,7 +139,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
             "needs its plugin for them: pip install 'jax[cuda13]'"
         ) from None
     try:
-        backend = None if options.hosts is None else _hosts_backend(options)
+        backend = _hosts_backend(options) if options.has_hosts else None
         return serve(
             None if isinstance(where, tuple) else where,
             slices=options.slices,
@@ -157,14 +157,44 @@ def _hosts_backend(options: argparse.Namespace) -> HostsBackend:
     """Starts the workers of `--hosts`, and returns their devices."""
     from pathways.runtime.clusters.connect import start_session
     from pathways.runtime.hosts.launch.launcher_choice import settings_of
+    from pathways.runtime.hosts.launch.options import HostOptions
     from pathways.runtime.hosts.launch.settings import Island
     from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
 
-    islands = options.hosts if options.islands is None else options.islands
-    if options.hosts % islands:
-        raise UserError(f"--hosts {options.hosts} cannot form {islands} equal islands")
-    each = Island(options.hosts // islands, options.devices_per_host)
-    return HostsBackend(start_session(settings_of(None, islands=[each] * islands, platform=options.platform)))
+    hosts, islands = options.hosts, None
+    if hosts is not None:
+        machines: list[str | None] = [None] * hosts if isinstance(hosts, int) else hosts
+        count = len(machines) if options.islands is None else options.islands
+        if len(machines) % count:
+            raise UserError(f"--hosts {_shown(hosts)} cannot form {count} equal islands")
+        # Those that are joined are one, with a slice for each.
+        slices = count if options.joined else 1
+        size = len(machines) * slices // count
+        islands = [
+            Island(
+                size if isinstance(hosts, int) else hosts[first : first + size],
+                options.devices_per_host or 1,
+                slices=slices,
+            )
+            for first in range(0, len(machines), size)
+        ]
+    settings = settings_of(
+        options.launcher,
+        islands=islands,
+        devices_per_host=options.devices_per_host or 1,
+        address=options.address,
+        bind=options.bind,
+        start=options.start,
+        python=options.python,
+        secret_file=options.secret_file,
+        platform=options.platform,
+        options=HostOptions(ports=options.ports),
+    )
+    return HostsBackend(start_session(settings))
+
+
+def _shown(hosts: int | Sequence[str]) -> str:
+    return str(hosts) if isinstance(hosts, int) else ",".join(hosts)
 
 
 @contextlib.contextmanager

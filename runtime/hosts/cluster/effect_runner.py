@@ -177,7 +177,8 @@ class EffectRunner:
             _terminate_workers(self._new.pop(key.island))
 
     def _attach(self, key: GangKey) -> None:
-        gang = HostGang(self._core.core.gangs[key.island], self._new.pop(key.island))
+        slices = self._pool.gangs[key.island].slices
+        gang = HostGang(self._core.core.gangs[key.island], self._new.pop(key.island), slices)
         self._listener.attach(gang)
         for observer in self._pool.observers:
             for host in gang.hosts:

@@ -113,13 +113,15 @@ class HostGang:
     Args:
       life: the state of the gang in the core.
       hosts: the workers, in the order of their devices.
+      slices: the number of slices as which unmodified JAX programs see them.
 
     Attributes:
       unused: the arrays that are no longer held, and that only some of its hosts know of, by these hosts.
     """
 
-    def __init__(self, life: GangView, hosts: Sequence[WorkerHandle]) -> None:
+    def __init__(self, life: GangView, hosts: Sequence[WorkerHandle], slices: int = 1) -> None:
         self.life = life
+        self.slices = slices
         self.number = life.key.island
         self.name = life.name
         self.hosts = tuple(hosts)

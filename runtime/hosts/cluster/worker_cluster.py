@@ -79,7 +79,12 @@ class WorkerCluster:
         numbers = [[host.index for host in hosts] for hosts in started]
         core = make_core(numbers, _limits(settings.options), time.monotonic())
         self.core = SharedCore(core)
-        self.pool = WorkerPool([HostGang(life, own) for life, own in zip(core.gangs, started, strict=True)])
+        self.pool = WorkerPool(
+            [
+                HostGang(life, hosts, island.slices)
+                for life, hosts, island in zip(core.gangs, started, settings.islands, strict=True)
+            ]
+        )
         self.loop = EventLoop(is_served=sink is not None)
         self.listener = WorkerListener(self.core, self.pool, self.loop, sink)
         self.effect_runner = EffectRunner(self.core, self.pool, self.listener, starter, self._closed)

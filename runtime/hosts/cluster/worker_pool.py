@@ -153,6 +153,7 @@ def _cluster(gangs: Sequence[HostGang]) -> resources.Cluster:
                     for host in gang.hosts
                     for device, memory in zip(host.ready.devices, host.ready.memory, strict=True)
                 ),
+                gang.slices,
             )
             for gang in gangs
         )

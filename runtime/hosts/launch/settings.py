@@ -22,6 +22,8 @@ class Island:
         them. None for all cores that it may use, shared with other hosts.
       spares: number of spare workers that this island adds, see `HostOptions.spares`; any island may use
         them.
+      slices: number of equal slices (`slice_index`) as which unmodified JAX programs see its hosts. To
+        everything else it is one island, which starts and is lost as a whole.
 
     Raises:
       ValueError: a setting is not valid.
@@ -33,6 +35,7 @@ class Island:
     devices_per_host: int = 1
     cores: int | None = None
     spares: int = 0
+    slices: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.hosts, int) or not isinstance(self.hosts, Sequence):
@@ -43,6 +46,9 @@ class Island:
         if self.cores is not None:
             check_count("cores", self.cores)
         check_count("spares", self.spares, at_least=0)
+        check_count("slices", self.slices)
+        if len(self.machines) % self.slices:
+            raise ValueError(f"slices={self.slices}: {len(self.machines)} hosts cannot form equal slices")
 
     @property
     def machines(self) -> tuple[str | None, ...]:

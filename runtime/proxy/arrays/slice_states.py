@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Self
+
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,20 +19,22 @@ class SliceStates:
 
     Attributes:
       lost_at: the epoch in which each slice was lost last; 0 for never.
+      reasons: the reason of the last loss of each slice; empty without one.
       lost: the slices that are lost now.
       epoch: the number of losses and returns so far.
     """
 
     lost_at: tuple[int, ...]
+    reasons: tuple[str, ...]
     lost: frozenset[int] = frozenset()
     epoch: int = 0
 
     @classmethod
     def of(cls, slices: int) -> Self:
         """Returns the state of a number of connected slices."""
-        return cls((0,) * slices)
+        return cls((0,) * slices, ("",) * slices)
 
-    def lose(self, index: int) -> SliceStates:
+    def lose(self, index: int, reason: str = "") -> SliceStates:
         """Returns the state after the loss of a slice.
 
         Raises:
@@ -40,7 +45,8 @@ class SliceStates:
             raise ValueError(f"slice {index} is lost already")
         epoch = self.epoch + 1
         lost_at = (*self.lost_at[:index], epoch, *self.lost_at[index + 1 :])
-        return SliceStates(lost_at, self.lost | {index}, epoch)
+        reasons = (*self.reasons[:index], reason, *self.reasons[index + 1 :])
+        return SliceStates(lost_at, reasons, self.lost | {index}, epoch)
 
     def restore(self, index: int) -> SliceStates:
         """Returns the state after the return of a slice, without the arrays that it had.
@@ -51,11 +57,19 @@ class SliceStates:
         self._check(index)
         if index not in self.lost:
             raise ValueError(f"slice {index} is not lost")
-        return SliceStates(self.lost_at, self.lost - {index}, self.epoch + 1)
+        return SliceStates(self.lost_at, self.reasons, self.lost - {index}, self.epoch + 1)
 
     def lost_since(self, epoch: int) -> frozenset[int]:
         """Returns the slices that were lost after an epoch."""
         return frozenset(index for index, lost_at in enumerate(self.lost_at) if lost_at > epoch)
+
+    def error_of(self, slices: Iterable[int]) -> StatusError:
+        """Returns the error in place of arrays that were on lost slices, or would have been created there."""
+        indices = sorted(slices)
+        names = ", ".join(map(str, indices))
+        lost = f"slice {names} was lost" if len(indices) == 1 else f"slices {names} were lost"
+        reasons = "; ".join(dict.fromkeys(filter(None, (self.reasons[index] for index in indices))))
+        return StatusError(StatusCode.DATA_LOSS, f"{lost}: {reasons}" if reasons else lost)
 
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self.lost_at):

@@ -25,7 +25,7 @@ from pathways.runtime.proxy.worker.xla_programs import XlaModule
 
 
 class HostsBackend(Backend):
-    """Devices of the hosts of a session; each island is a slice.
+    """Devices of the hosts of a session; an island is a slice, or several that are joined.
 
     Args:
       session: the session, which the backend closes.
@@ -39,19 +39,24 @@ class HostsBackend(Backend):
         self._session = session
         self._watch: IslandWatch | None = None
         self.engine: HostsEngine = HostsEngine(session)
-        self._islands = [*range(len(session.pool.gangs))] if islands is None else [*islands]
-        self.slices = len(self._islands)
+        used = range(len(session.pool.gangs)) if islands is None else islands
+        # The number of the island of each slice.
+        self._islands: list[int] = []
         # Of this process: its settings are those of the workers that it starts.
         self.client = jax.devices()[0].client
         offered = []
-        for slice, number in enumerate(self._islands):
+        for number in used:
             (gang,) = session.pool.current([number])
             _, replies = session.load_foreign("devices", gang.hosts, DEVICES, b"")
             facts = {each.id: each for reply in replies for each in decode_all(reply.facts)}
-            for device in session.cluster.islands[number].devices:
+            first, island = len(self._islands), session.cluster.islands[number]
+            self._islands += [number] * island.slices
+            for n, device in enumerate(island.devices):
                 hosted = HostedDevice(device.position, device.id, number, device.host.index)
                 own = facts[device.id].renumbered(hosted.id)
+                slice = first + n * island.slices // len(island.devices)
                 offered.append(OfferedDevice(hosted, own, slice, hosted.host))
+        self.slices = len(self._islands)
         self.devices = tuple(offered)
         self.engine.default_memory = offered[0].facts.default_memory
 
@@ -81,7 +86,7 @@ class HostsBackend(Backend):
         )
 
     @override
-    def start(self, lose: Callable[[int], None], restore: Callable[[int], None]) -> None:
+    def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:
         self._watch = IslandWatch(self._session, self._islands, lose, restore)
 
     @override

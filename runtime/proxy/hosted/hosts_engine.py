@@ -68,7 +68,8 @@ class HostsEngine(ArrayEngine):
             names = ", ".join(f"island{island}" for island in islands)
             raise StatusError(
                 StatusCode.UNIMPLEMENTED,
-                f"an array or a program cannot be on {len(islands)} islands ({names})",
+                f"an array or a program cannot be on {len(islands)} islands ({names}) that are not joined; "
+                "join them by joined in the file of the cluster, or by pw-proxy --joined",
             )
         # Not `pool.current`, which waits while the island restarts.
         gang = self.session.pool.gangs[islands[0]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.resources.threads import start_thread
 
 _CHECK_SECONDS = 10.0
@@ -18,8 +18,8 @@ class IslandWatch:
 
     Args:
       session: the session.
-      islands: the numbers of the islands, in the order of slices.
-      lose: called with the number of a slice that is lost.
+      islands: the number of the island of each slice.
+      lose: called with the number of a slice that is lost, and the reason.
       restore: called with the number of a slice that has new workers.
     """
 
@@ -27,7 +27,7 @@ class IslandWatch:
         self,
         session: HostSession,
         islands: Sequence[int],
-        lose: Callable[[int], None],
+        lose: Callable[[int, str], None],
         restore: Callable[[int], None],
     ) -> None:
         self._session = session
@@ -35,7 +35,7 @@ class IslandWatch:
         self._lose = lose
         self._restore = restore
         # The workers of each slice that clients know of; None while it is lost for them.
-        self._known: list[GangKey | None] = [session.pool.gangs[number].life.key for number in islands]
+        self._known: list[HostGang | None] = [session.pool.gangs[number] for number in islands]
         self._is_closed = False
         self._thread = start_thread(self._watch, "proxy islands")
 
@@ -45,9 +45,9 @@ class IslandWatch:
         self._session.wake()
         self._thread.join()
 
-    def _current(self) -> list[GangKey | None]:
+    def _current(self) -> list[HostGang | None]:
         gangs = [self._session.pool.gangs[number] for number in self._islands]
-        return [None if gang.is_lost() else gang.life.key for gang in gangs]
+        return [None if gang.is_lost() else gang for gang in gangs]
 
     def _has_news(self) -> bool:
         return self._is_closed or self._session.is_closed or self._current() != self._known
@@ -59,8 +59,9 @@ class IslandWatch:
                 return
             current = self._current()
             for slice, (before, now) in enumerate(zip(self._known, current, strict=True)):
-                if before is not None and before != now:
-                    self._lose(slice)
-                if now is not None and before != now:
+                if before is not None and before is not now:
+                    failure = before.life.failure
+                    self._lose(slice, before.name if failure is None else failure.text)
+                if now is not None and before is not now:
                     self._restore(slice)
             self._known = current

@@ -58,11 +58,11 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def start(self, lose: Callable[[int], None], restore: Callable[[int], None]) -> None:
+    def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:
         """Starts to report slices.
 
         Args:
-          lose: called with the number of a slice that is lost.
+          lose: called with the number of a slice that is lost, and the reason.
           restore: called with the number of one that has returned, without the arrays that it had.
         """
 

@@ -68,11 +68,11 @@ class SessionRegistry:
                 raise StatusError(StatusCode.INVALID_ARGUMENT, f"no session has the id {number}")
             return self._sessions[number]
 
-    def lose_slice(self, index: int) -> None:
+    def lose_slice(self, index: int, reason: str) -> None:
         """Treats a slice as lost; see `ProxyServer.lose_slice`."""
         with self._lock:
             # States first: a session that is not in the list yet starts with the new ones.
-            self.served.slice_states = self.served.slice_states.lose(index)
+            self.served.slice_states = self.served.slice_states.lose(index, reason)
             sessions = tuple(self._sessions.values())
         for session in sessions:
             session.handle_loss()

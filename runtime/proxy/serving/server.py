@@ -94,13 +94,13 @@ class ProxyServer:
         self.served.backend.close()
         self.registry.stalls.close()
 
-    def lose_slice(self, index: int) -> None:
+    def lose_slice(self, index: int, reason: str = "") -> None:
         """Treats a slice as lost: all arrays on it become errors, and so do new ones.
 
         Raises:
           ValueError: there is no such slice, or it is lost already.
         """
-        self.registry.lose_slice(index)
+        self.registry.lose_slice(index, reason)
 
     def return_slice(self, index: int) -> None:
         """Returns a slice that was lost, for new arrays; its earlier ones stay lost.

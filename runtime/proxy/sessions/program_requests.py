@@ -15,7 +15,7 @@ from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
 from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for
 from pathways.runtime.proxy.sessions.state import Handler, SessionState
-from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 
 
 def _compile(state: SessionState, body: Any, response: Any) -> DeferredReply:
@@ -102,9 +102,9 @@ def _start_restricted(
       StatusError: the program is on a lost slice.
       ResourceError: it needs too much memory.
     """
-    lost = state.lost_slices & state.served.slices_of(program.devices)
+    lost = state.slices.lost & state.served.slices_of(program.devices)
     if lost:
-        raise slice_lost(lost)
+        raise state.slices.error_of(lost)
     donated = [arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)]
     consumed = [allocation for array in donated for allocation in array.memory]
     reserved: tuple[Allocation, ...] = ()

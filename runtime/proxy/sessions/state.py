@@ -11,6 +11,7 @@ from typing import Any
 
 from pathways.runtime.proxy.arrays.memory_account import Allocation
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.arrays.slice_states import SliceStates
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
 from pathways.runtime.proxy.loading.compile_process import Cancellation
@@ -18,7 +19,7 @@ from pathways.runtime.proxy.persistence import FileJob, Run
 from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import DeferredReply
 from pathways.runtime.proxy.stalls import COMPILE_LIMIT_S, WAIT_LIMIT_S
-from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost, status_of
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
 
 FIRST_SERVER_HANDLE = 1 << 62
@@ -199,9 +200,9 @@ class SessionState:
             ]
 
     @property
-    def lost_slices(self) -> frozenset[int]:
-        """The slices that were lost when `lose_arrays` was called last."""
-        return self._slices.lost
+    def slices(self) -> SliceStates:
+        """The states of slices when `lose_arrays` was called last."""
+        return self._slices
 
     @property
     def is_restricted(self) -> bool:
@@ -245,7 +246,7 @@ class SessionState:
         if isinstance(array, FileJob) or not lost or array.spec is None:
             return None
         on_lost = lost & self.served.slices_of(array.spec.placement.devices)
-        return slice_lost(on_lost) if on_lost and array.error is None else None
+        return self._slices.error_of(on_lost) if on_lost and array.error is None else None
 
 
 def _shard_sizes(array: ProxyArray) -> list[int]:

@@ -116,11 +116,3 @@ def _status_of_host(text: str) -> StatusError:
     if found is None:
         return StatusError(StatusCode.UNKNOWN, text)
     return StatusError(StatusCode[found[1]], text[: found.start()] + text[found.end() :])
-
-
-def slice_lost(slices: frozenset[int]) -> StatusError:
-    """Returns the error in place of arrays that were on lost slices, or would have been created there."""
-    names = ", ".join(str(index) for index in sorted(slices))
-    return StatusError(
-        StatusCode.DATA_LOSS, f"slice {names} was lost" if len(slices) == 1 else f"slices {names} were lost"
-    )

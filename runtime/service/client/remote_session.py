@@ -317,7 +317,7 @@ class RemoteSession(HostSession):
         name = f"island{island}"
         service, sent = self._service.connections, self._sent
         hosts = [relayed_host(host, name, facts.start, service, sent) for host in facts.hosts]
-        return HostGang(life, hosts)
+        return HostGang(life, hosts, facts.slices)
 
     def _run_clock(self) -> None:
         """Passes the time to the core and sends heartbeats to the service, until the session is closed."""

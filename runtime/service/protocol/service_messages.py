@@ -202,10 +202,12 @@ class IslandFacts(msgspec.Struct, frozen=True):
     Attributes:
       start: how often its workers were started before.
       hosts: its workers.
+      slices: the number of slices as which unmodified JAX programs see them.
     """
 
     start: int
     hosts: tuple[WorkerFacts, ...]
+    slices: int
 
 
 class Admitted(m.Message, frozen=True):

@@ -74,6 +74,16 @@ def test_configuration_reads_all_keys(write, tmp_path):
         ("[[islands]]", [Island()]),
         ("[[islands]]\ncount = 2\nhosts = 2\ndevices_per_host = 4", [Island(2, 4), Island(2, 4)]),
         ("[[islands]]\nspares = 2", [Island(spares=2)]),
+        ("[[islands]]\ncount = 3\njoined = 'a'", [Island(3, slices=3)]),
+        (
+            "[[islands]]\njoined = 'a'\nhosts = 2\n[[islands]]\n[[islands]]\njoined = 'a'\nhosts = 2",
+            [Island(4, slices=2), Island()],
+        ),
+        (
+            "bind = '10.0.0.1'\n[[islands]]\njoined = 'a'\nhosts = ['m', 'n']\n"
+            "[[islands]]\njoined = 'a'\nhosts = ['o', 'p']",
+            [Island(["m", "n", "o", "p"], slices=2)],
+        ),
         ("hosts = 2\ndevices_per_host = 4", [Island(1, 4), Island(1, 4)]),
         ("hosts = ['a', 'b']\nbind = '10.0.0.5'", [Island(["a"]), Island(["b"])]),
     ],
@@ -120,6 +130,10 @@ def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
         ("[islands]\ncount = 2", 'islands = {"count": 2}: expected tables [[islands]]'),
         ("[[islands]]\ncount = 2.0", "islands[0].count = 2.0: expected a whole number from 1 to 65536"),
         ("[[islands]]\ncount = 65536\nhosts = 2", "islands: more than 65536 hosts"),
+        (
+            "[[islands]]\njoined = 'a'\n[[islands]]\njoined = 'a'\nhosts = 2",
+            "islands[1]: islands that are joined need the same number of hosts, devices_per_host and cores",
+        ),
         ("[[islands]]\nhosts = ['a', 'a']", "islands[0]: hosts: 'a' is named more than once"),
         ("[[islands]]\n[[islands]]\ncores = 'x'", 'islands[1].cores = "x": expected a whole number'),
         (
