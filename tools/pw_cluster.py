@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -46,9 +47,11 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
         if not program:
             raise UserError("expected -- and a program; see pw-cluster run --help")
 
+        # Copied before the import of JAX, which changes it.
+        environment = dict(os.environ)
         from pathways.tools.drivers import cluster_run
 
-        return cluster_run.run(options, program)
+        return cluster_run.run(options, program, environment)
     if program:
         raise UserError(f"pw-cluster {options.command} takes no program")
 

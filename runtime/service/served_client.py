@@ -49,6 +49,11 @@ class ServedProgram:
         }
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether an extension has loaded it."""
+        return bool(self._foreign)
+
+    @property
     def is_loaded(self) -> bool:
         """Whether hosts have a program, and not only replied to a request of an extension."""
         return all(reply.is_loaded for reply in self._foreign)
@@ -100,6 +105,7 @@ class ServedStep(QueuedStep):
             served.starts,
             hosted.name,
             hosted.host_numbers,
+            is_foreign=served.is_foreign,
         )
         self.owner = owner
         self.served = served

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -18,10 +17,13 @@ from pathways.tools.common.errors import UserError
 from pathways.tools.drivers.proxy import run_client
 
 
-def run(options: argparse.Namespace, program: Sequence[str]) -> int:
-    """Runs a program on the devices of a cluster, and returns its exit code."""
+def run(options: argparse.Namespace, program: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs a program on the devices of a cluster, and returns its exit code.
+
+    Args:
+      environment: the environment of the program, without variables of this process.
+    """
     logging.basicConfig(format="pw-cluster: %(message)s", level=logging.WARNING)
-    environment = dict(os.environ)
     # The front has no devices of its own; the CPU is for defaults of compiler options.
     jax.config.update("jax_platforms", "cpu")
     try:

@@ -37,6 +37,7 @@ class ClientService:
       device_seconds: the device time that it had, over all islands.
       served: on each island, its virtual time.
       estimates: the estimated times of steps, by their programs.
+      foreign_estimate: the estimated time of steps of foreign programs; None before the first.
       tried: on each island, the last issued step of a program without an estimate.
       in_flight: the number of its steps in flight on each island.
     """
@@ -46,8 +47,21 @@ class ClientService:
         self.device_seconds = 0.0
         self.served = [0.0] * islands
         self.estimates: dict[int, float] = {}
+        self.foreign_estimate: float | None = None
         self.tried: list[QueuedStep | None] = [None] * islands
         self.in_flight = [0] * islands
+
+    def estimate_of(self, step: QueuedStep) -> float | None:
+        """Returns the estimated time of a step; None if no step tells it."""
+        return self.estimates.get(step.loaded, self.foreign_estimate if step.is_foreign else None)
+
+    def learn(self, step: QueuedStep, took: float) -> None:
+        """Corrects estimates by the time that a step took."""
+        before = self.estimates.get(step.loaded, took)
+        self.estimates[step.loaded] = before + _LEARNED * (took - before)
+        if step.is_foreign:
+            before = took if self.foreign_estimate is None else self.foreign_estimate
+            self.foreign_estimate = before + _LEARNED * (took - before)
 
 
 class SharedIsland:
@@ -204,12 +218,13 @@ class Places:
     def _is_too_early(self, step: QueuedStep) -> bool:
         """Returns whether its time is unknown, and its client has such a step in flight there already."""
         service = self.services[step.client]
-        if step.loaded in service.estimates:
+        if service.estimate_of(step) is not None:
             return False
         return any((tried := service.tried[n]) is not None and n in tried._left for n in step.islands)
 
     def _estimate(self, step: QueuedStep) -> float:
-        return self.services[step.client].estimates.get(step.loaded, FIRST_ESTIMATE)
+        known = self.services[step.client].estimate_of(step)
+        return FIRST_ESTIMATE if known is None else known
 
     def _has_room(self, island: SharedIsland, share: int) -> bool:
         # An empty island accepts any step, since a share may be larger than `ahead`.
@@ -318,10 +333,10 @@ class Places:
     def take(self, service: ClientService, step: QueuedStep, now: float) -> None:
         """Gives a step its places on all its islands."""
         step._state = "issued"
-        start, estimate = self._start_of(step, now), service.estimates.get(step.loaded, FIRST_ESTIMATE)
-        is_tried = step.loaded not in service.estimates
+        start, known = self._start_of(step, now), service.estimate_of(step)
+        estimate = FIRST_ESTIMATE if known is None else known
         for n in step.islands:
-            if is_tried:
+            if known is None:
                 service.tried[n] = step
             island = self.islands[n]
             island.in_flight[step] = estimate
@@ -346,8 +361,7 @@ class Places:
             return
         service.served[number] += (took - estimate) / service.weight
         service.device_seconds += took
-        before = service.estimates.get(step.loaded, took)
-        service.estimates[step.loaded] = before + _LEARNED * (took - before)
+        service.learn(step, took)
 
     def free(self, step: QueuedStep, number: int) -> float:
         """Frees the place of a step on an island; returns its estimated time."""

@@ -16,7 +16,8 @@ time that hosts measure, divided by the client's weight. A client that had nothi
 most `IDLE_SECONDS`.
 
 The time of a step is estimated from the finished steps of its program. Of programs without any, a client has
-one step in flight on an island at a time: others would wait for an unknown amount of work.
+one step in flight on an island at a time: others would wait for an unknown amount of work. Eager JAX is
+hundreds of programs that run once: a new one is expected to take as long as its client's last ones did.
 
 A step of several islands that lacks a place on one of them claims the others from the time when the last of
 them is free: later steps pass it only if they end before. Without claims it would starve, and with claims

@@ -36,6 +36,8 @@ class QueuedStep(Step):
       share: the number of places that it takes.
       donates: the numbers of its donated arguments on each of its islands.
       starts: for each of its islands, how often workers were started before its own.
+      is_foreign: whether its program is one of an extension, whose clients run many programs a few times
+        each: the first steps of one have the estimate of the client.
     """
 
     __slots__ = (
@@ -50,6 +52,7 @@ class QueuedStep(Step):
         "arguments",
         "client",
         "donates",
+        "is_foreign",
         "islands",
         "results",
         "sent",
@@ -69,8 +72,11 @@ class QueuedStep(Step):
         starts: Mapping[int, int] = _NEVER,
         program: str = "",
         hosts: Iterable[int] = (),
+        *,
+        is_foreign: bool = False,
     ) -> None:
         super().__init__(program, number, hosts, loaded, share=share)
+        self.is_foreign = is_foreign
         self.client = client
         self.islands = tuple(arguments)
         self.arguments = arguments

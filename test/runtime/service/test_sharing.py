@@ -412,6 +412,22 @@ def test_scheduler_issues_one_step_at_a_time_of_new_programs():
         assert scheduler.handle(IslandStepDone(step, 0, 1.0), number + 1.0) == [IssueStep(steps[number + 1])]
 
 
+def test_scheduler_expects_of_new_foreign_programs_what_others_of_their_client_took():
+    scheduler = Scheduler(1, ahead=MAX_AHEAD)
+    scheduler.handle(ClientJoined(0, 1.0), 0.0)
+    steps = [QueuedStep(0, n, n, {0: ()}, {0: ()}, is_foreign=True) for n in range(8)]
+    for step in steps[:4]:
+        scheduler.handle(WorkSubmitted(step), 0.0)
+    assert scheduler.in_flight(0) == 1
+    scheduler.handle(IslandStepDone(steps[0], 0, 1e-4), 1.0)
+    assert scheduler.in_flight(0) == 3
+    # Two have their places; with the third, the work after the first is more than an island may have.
+    scheduler.handle(IslandStepDone(steps[1], 0, 1.0), 2.0)
+    for step in steps[4:]:
+        scheduler.handle(WorkSubmitted(step), 2.0)
+    assert scheduler.in_flight(0) == 3
+
+
 def test_scheduler_issues_new_programs_of_all_clients():
     timers = DeviceTimers((1, 1, 1))
     for client in range(3):
