@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         HostLostError,
         HostStartError,
         ProgramFailedError,
+        ServiceLostError,
     )
     from pathways.runtime.hosts.client.array import Array
     from pathways.runtime.hosts.launch.options import HostOptions
@@ -101,6 +102,7 @@ __all__ = [
     "ProgramError",
     "ProgramFailedError",
     "ResourceError",
+    "ServiceLostError",
     "VirtualDeviceSet",
     "VirtualSlice",
     "__version__",
@@ -149,6 +151,7 @@ _MODULES = {
     "Program": "compiler.program",
     "ProgramError": "compiler.lower.phases",
     "ResourceError": "runtime.resources.manager",
+    "ServiceLostError": "runtime.control.records.errors",
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",
     "__version__": "dialect.version",

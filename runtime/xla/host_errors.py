@@ -13,10 +13,12 @@ from pathways.runtime.control.records.errors import (
     HostLeavingError,
     HostLostError,
     ProgramFailedError,
+    ServiceLostError,
 )
 
 _STATUSES: dict[type[HostError], str] = {
     HostLostError: "DATA_LOSS",
+    ServiceLostError: "UNAVAILABLE",
     HostLeavingError: "UNAVAILABLE",
     ProgramFailedError: "INTERNAL",
 }

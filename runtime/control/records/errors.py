@@ -29,6 +29,12 @@ class HostLostError(HostError):
     __module__ = "pathways"
 
 
+class ServiceLostError(HostLostError):
+    """Loss of the service that this process is attached to, and with it of all hosts."""
+
+    __module__ = "pathways"
+
+
 class HostLeavingError(HostError):
     """Refusal of an island that leaves: it finishes its steps, and accepts nothing more."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pathways.runtime.control.records.errors import ServiceLostError
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.resources.threads import start_thread
@@ -61,6 +62,9 @@ class IslandWatch:
             for slice, (before, now) in enumerate(zip(self._known, current, strict=True)):
                 if before is not None and before is not now:
                     failure = before.life.failure
+                    # No slice returns: what fails says so itself.
+                    if failure is not None and failure.kind is ServiceLostError:
+                        return
                     self._lose(slice, before.name if failure is None else failure.text)
                 if now is not None and before is not now:
                     self._restore(slice)

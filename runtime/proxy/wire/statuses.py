@@ -13,6 +13,7 @@ from pathways.runtime.control.records.errors import (
     HostError,
     HostLeavingError,
     HostLostError,
+    ServiceLostError,
 )
 from pathways.runtime.resources.manager import ResourceError
 
@@ -75,10 +76,10 @@ def status_of(error: BaseException) -> StatusError:
     match error:
         case StatusError():
             return StatusError(error.code, error.message)
+        case ServiceLostError() | HostLeavingError() | ClusterClosedError():
+            return StatusError(StatusCode.UNAVAILABLE, str(error))
         case HostLostError():
             return StatusError(StatusCode.DATA_LOSS, str(error))
-        case HostLeavingError() | ClusterClosedError():
-            return StatusError(StatusCode.UNAVAILABLE, str(error))
         case HostError():
             return _status_of_host(str(error))
         case jax.errors.JaxRuntimeError():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.runtime.control.effects import GangLeaving, GangLost, GangReturned
-from pathways.runtime.control.records.errors import lost
+from pathways.runtime.control.records.errors import Failure, ServiceLostError
 from pathways.runtime.control.records.events import GangKey, ReplyReceived
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
 from pathways.runtime.hosts.cluster.host import HostGang
@@ -121,7 +121,7 @@ class ServiceListener(WorkerListener):
     def report_loss(self, why: str) -> None:
         """Reports the loss of the service; the first reason counts."""
         self.loop.remove(self._service.steps)
-        self._core.handle(ServiceLost(lost(f"{self._service} {why}")))
+        self._core.handle(ServiceLost(Failure(ServiceLostError, f"{self._service} {why}")))
         self._pool.wake()
         self.loop.wake()
 

@@ -24,6 +24,7 @@ def of_jax(monkeypatch) -> None:
     [
         (lost("host 1 is lost"), "DATA_LOSS"),
         (Failure(pw.HostLeavingError, "host 1 leaves"), "UNAVAILABLE"),
+        (Failure(pw.ServiceLostError, "service lab is disconnected"), "UNAVAILABLE"),
         (failed("host 1: out of memory"), "INTERNAL"),
     ],
 )
