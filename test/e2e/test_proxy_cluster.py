@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytestmark = [pytest.mark.process, pytest.mark.hosts]
-
-Tool = Callable[..., subprocess.CompletedProcess[str]]
 
 FILE = """
     [[islands]]
@@ -25,25 +28,75 @@ FILE = """
 """
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
-    """Starts a cluster called lab, and yields a function that runs `pw-cluster`."""
-    folder = tmp_path_factory.mktemp("cluster")
-    folder.chmod(0o700)
-    file = folder / "lab.toml"
-    file.write_text(textwrap.dedent(FILE))
-    environment = os.environ | {"PW_CLUSTERS": str(folder / "clusters")}
+class Tool:
+    """`pw-cluster`, with clusters in a folder of their own."""
 
-    def tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pathways.tools.pw_cluster", *map(str, arguments)]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    def __init__(self, folder: Path) -> None:
+        self._environment = os.environ | {"PW_CLUSTERS": str(folder)}
+
+    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Runs it to its end."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def start(self, *arguments: str | Path, tool: str = "pathways.tools.pw_cluster") -> subprocess.Popen[str]:
+        """Starts it, in a process group of its own."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [sys.executable, "-m", tool, *map(str, arguments)],
+            env=self._environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            start_new_session=True,
         )
 
+    @contextlib.contextmanager
+    def ready(self, client: str, program: str) -> Iterator[subprocess.Popen[str]]:
+        """Starts a program, waits until it has printed `ready`, and kills what is left of it."""
+        arguments = ("run", "lab", "--client", client, "--", sys.executable, "-c", program)
+        with self.start(*arguments) as process:
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == "ready\n", process.communicate()[1][-2000:]
+                yield process
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def wait_until_free(self, islands: int = 3) -> None:
+        """Waits until there is no client, and no host has an array."""
+        deadline = time.monotonic() + 30
+        while True:
+            status = self("status", "lab").stdout
+            if "no clients" in status and status.count(" 0 B ") == islands:
+                return
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def up(folder: Path, text: str) -> Iterator[Tool]:
+    """Starts a cluster called lab."""
+    folder.chmod(0o700)
+    file = folder / "lab.toml"
+    file.write_text(textwrap.dedent(text))
+    tool = Tool(folder / "clusters")
     done = tool("up", file)
     assert done.returncode == 0, done.stderr
-    yield tool
-    assert tool("down", "lab").returncode == 0
+    try:
+        yield tool
+    finally:
+        tool("down", "lab")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
+    """Starts a cluster of two islands, of two hosts and of one."""
+    with up(tmp_path_factory.mktemp("cluster"), FILE) as tool:
+        yield tool
 
 
 PROGRAM = """
@@ -69,9 +122,7 @@ def test_pw_cluster_run_runs_a_program_on_all_devices(cluster: Tool) -> None:
         "[(0, 0, 0), (1, 0, 0), (2, 0, 1), (3, 0, 1), (4, 1, 2), (5, 1, 2)]",
         "[84. 85. 86. 87. 88. 89. 90. 91.]",
     ]
-    status = cluster("status", "lab").stdout
-    assert "no clients" in status
-    assert status.count(" 0 B ") == 3, status
+    cluster.wait_until_free()
 
 
 def test_a_program_may_use_some_islands(cluster: Tool) -> None:
@@ -96,3 +147,149 @@ def test_bad_requests_are_one_line(cluster: Tool, arguments: list[str], error: s
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"pw-cluster: error: {error}"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+HOLDING = """
+import os, time
+import jax, jax.numpy as jnp
+
+devices = jax.devices()
+over = jax.sharding.NamedSharding(jax.sharding.Mesh(devices[:4], ("x",)), jax.P("x"))
+x = jax.device_put(jnp.ones(1 << 20), over)
+step = jax.jit(lambda x: x * x.sum() / (1 << 20), donate_argnums=0)
+x = step(x)
+print("ready", flush=True)
+"""
+
+
+def test_the_status_has_a_program_as_a_client(cluster: Tool) -> None:
+    with cluster.ready("ann", HOLDING + "input()") as process:
+        (client,) = json.loads(cluster("status", "lab", "--json").stdout)["clients"]
+        assert (client["name"], client["bytes"] >= 4 << 20, client["steps_done"] >= 1) == ("ann", True, True)
+        refused = cluster("run", "lab", "--client", "ann", "--", "true")
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("pw-cluster: error: ")
+        assert "'ann'" in refused.stderr
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+    cluster.wait_until_free()
+
+
+STEPPING = (
+    HOLDING
+    + """
+print(os.getpid(), flush=True)
+try:
+    while True:
+        x = step(x)
+        x.block_until_ready()
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+"""
+)
+
+
+@pytest.mark.parametrize("way", ["the program is killed", "the front is killed", "the service ends it"])
+def test_what_a_program_held_is_freed_however_it_ends(cluster: Tool, way: str) -> None:
+    with cluster.ready("ann", STEPPING) as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        if way == "the program is killed":
+            os.kill(number, signal.SIGKILL)
+            assert process.wait(60) == 128 + signal.SIGKILL
+        elif way == "the front is killed":
+            process.kill()
+        else:
+            assert cluster("end", "lab", "ann").returncode == 0
+            out, err = process.communicate(timeout=60)
+            assert (out.partition(":")[0], process.returncode) == ("UNAVAILABLE", 0), err[-2000:]
+        cluster.wait_until_free()
+    done = cluster("run", "lab", "--", sys.executable, "-c", PROGRAM)
+    assert done.stdout.splitlines()[1:] == ["[84. 85. 86. 87. 88. 89. 90. 91.]"], done.stderr[-2000:]
+
+
+def test_a_program_that_stops_in_a_put_stops_no_other(cluster: Tool) -> None:
+    program = HOLDING + "while True: jax.device_put(jnp.ones(1 << 22), over)"
+    with cluster.ready("ann", program) as process:
+        for part in range(3):
+            time.sleep(0.2 + 0.05 * part)
+            os.killpg(process.pid, signal.SIGSTOP)
+            done = cluster("run", "lab", "--client", "bob", "--", sys.executable, "-c", PROGRAM)
+            assert done.stdout.splitlines()[1:] == ["[84. 85. 86. 87. 88. 89. 90. 91.]"], done.stderr[-2000:]
+            os.killpg(process.pid, signal.SIGCONT)
+    cluster.wait_until_free()
+
+
+COUNTING = """
+import jax, jax.numpy as jnp
+
+over = jax.sharding.NamedSharding(jax.sharding.Mesh(jax.devices()[:4], ("x",)), jax.P("x"))
+x = jax.device_put(jnp.arange(16, dtype=jnp.int32), over)
+step = jax.jit(lambda x: x * FACTOR + x.sum(), donate_argnums=0)
+print("ready", flush=True)
+for number in range(200):
+    # Another program each time.
+    x = step(x) if number % 8 else x - number
+print(x.tolist())
+"""
+
+ATTACHED = """
+import jax.numpy as jnp, pathways as pw
+
+pw.connect(attach="lab", client="eve")
+devices = pw.make_virtual_device_set().add_slices(pw.VirtualSlice(4), pw.VirtualSlice(2))
+first, second = devices.slices
+
+@pw.program
+def step(x):
+    total = first(lambda x: x * 5 + x.sum())(x)
+    return second(lambda x: x - 1)(total)
+
+print("ready", flush=True)
+x = jnp.arange(16, dtype=jnp.int32)
+for _ in range(100):
+    x = step(x)
+print(x.tolist())
+"""
+
+
+def counted(factor: int) -> list[int]:
+    """Returns what `COUNTING` prints, by NumPy."""
+    x = np.arange(16, dtype=np.int32)
+    for number in range(200):
+        x = x * np.int32(factor) + x.sum(dtype=np.int32) if number % 8 else x - np.int32(number)
+    return x.tolist()
+
+
+def test_programs_at_once_have_exact_values(cluster: Tool) -> None:
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(cluster.ready(f"client{factor}", f"FACTOR = {factor}" + COUNTING))
+            for factor in (2, 3)
+        ]
+        for factor, process in zip((2, 3), processes, strict=True):
+            out, err = process.communicate(timeout=120)
+            assert out == f"{counted(factor)}\n", err[-2000:]
+    cluster.wait_until_free()
+
+
+def test_a_lost_service_is_unavailable(tmp_path: Path) -> None:
+    program = """
+import jax
+
+step = jax.jit(lambda x: x + 1)
+x = step(jax.device_put(1.0, jax.devices()[0]))
+print("ready", flush=True)
+codes = set()
+for work in (lambda: step(x), lambda: x * 3, lambda: jax.device_put(1.0, jax.devices()[0])):
+    try:
+        while True:
+            work().block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        codes.add(str(error).partition(":")[0])
+print(codes)
+"""
+    with up(tmp_path, "[[islands]]") as cluster, cluster.ready("ann", program) as process:
+        os.kill(json.loads(cluster("status", "lab", "--json").stdout)["pid"], signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+        assert out == "{'UNAVAILABLE'}\n", err[-2000:]

@@ -232,7 +232,7 @@ def elastic(name: str) -> tuple[Outcome, Outcome]:
     The reference continues each attempt from the same checkpoint with local JAX, on as many devices.
     """
     shutil.rmtree(BUILD / "out" / name, ignore_errors=True)
-    side = proxied(("--slices", "2"))
+    side = proxied(slices=2)
     metrics = BUILD / f"{name}-proxied.jsonl"
     began = time.monotonic()
     with side.start(name, _arguments(side, name, metrics, ELASTIC)) as (process, path):

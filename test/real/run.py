@@ -31,14 +31,14 @@ class Program:
     Attributes:
       name: its name.
       run: does it on one side; None if `compare` does it on both.
-      server: flags of `pw-proxy`.
+      slices: the number of slices of the server.
       compare: does it on both sides where that is more than the same work twice.
       to_reach: largest ratio of the times of a step, where there is an aim.
     """
 
     name: str
     run: Run | None = None
-    server: Sequence[str] = ()
+    slices: int = 1
     compare: Callable[[str], Compared] | None = None
     to_reach: float | None = None
 
@@ -55,7 +55,7 @@ class Program:
         if local is None:
             local = self.run(self.name, local_side())
             _file(self.name).write_text(json.dumps(dataclasses.asdict(local)))
-        return self.run(self.name, proxied(self.server)), local
+        return self.run(self.name, proxied(self.slices)), local
 
 
 def _file(name: str) -> Path:
@@ -92,8 +92,7 @@ def unit_tests(path: str) -> Run:
 
 def trained(name: str, *, slices: int = 1, to_reach: float | None = None, **flags: object) -> Program:
     """Trains a model of MaxText with the given flags."""
-    server = ("--slices", str(slices)) if slices > 1 else ()
-    return Program(f"maxtext-{name}", maxtext_runs.training(flags, slices), server, to_reach=to_reach)
+    return Program(f"maxtext-{name}", maxtext_runs.training(flags, slices), slices, to_reach=to_reach)
 
 
 ALL = (

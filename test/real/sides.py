@@ -110,10 +110,16 @@ def local_side(devices: int = 8) -> Side:
     return Side("local", environment=tuple(variables.items()))
 
 
-def proxied(flags: Sequence[str] = ()) -> Side:
-    """A program behind `pw-proxy`, which has these flags, too."""
-    server = (sys.executable, "-m", "pathways.tools.pw_proxy", "--cpu-devices", "8")
-    return Side("proxied", (*server, *flags, "--"))
+IN_CLUSTER = "CLUSTER" in os.environ
+"""Whether the server has eight devices on two hosts, and not in one process."""
+
+
+def proxied(slices: int = 1) -> Side:
+    """A program behind `pw-proxy`, with as many slices; on hosts these are islands, which are joined."""
+    flags = ["--cpu-devices", "8", "--slices", str(slices)]
+    if IN_CLUSTER:
+        flags = ["--hosts", "2", "--devices-per-host", "4", "--islands", str(slices), "--joined"]
+    return Side("proxied", (sys.executable, "-m", "pathways.tools.pw_proxy", *flags, "--"))
 
 
 Run = Callable[[str, Side], Outcome]
