@@ -181,9 +181,17 @@ def run_chunk(folder: Path, module_name: str, out: IO[str]) -> None:
 
 
 class Server:
-    """A server that is started again when it has ended, for one thread."""
+    """A server that is started again when it has ended, for one thread.
 
-    def __init__(self, log: Path) -> None:
+    Args:
+      log: the file that it logs to.
+      hosts: the number of hosts that the devices are on; None for its own process.
+    """
+
+    def __init__(self, log: Path, hosts: int | None) -> None:
+        self._devices = [f"--cpu-devices={DEVICES}"]
+        if hosts is not None:
+            self._devices = [f"--hosts={hosts}", f"--devices-per-host={DEVICES // hosts}", "--islands=1"]
         self._folder = tempfile.mkdtemp(prefix="conformance-")
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -200,7 +208,7 @@ class Server:
             command = [sys.executable, "-m", "pathways.tools.pw_proxy", f"--listen=unix:{socket}"]
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [*command, f"--cpu-devices={DEVICES}"], stdout=subprocess.PIPE, stderr=log
+                    [*command, *self._devices], stdout=subprocess.PIPE, stderr=log
                 )
             assert self._process.stdout is not None
             if not self._process.stdout.readline():
@@ -248,7 +256,7 @@ class Runner:
         self._is_stopped = False
         self._servers: queue.SimpleQueue[Server] = queue.SimpleQueue()
         for number in range(options.jobs):
-            self._servers.put(Server(state / f"server-{number}.log"))
+            self._servers.put(Server(state / f"server-{number}.log", options.hosts))
 
     def stop(self) -> None:
         """Ends all chunks; the tests that run get no outcome."""
@@ -442,7 +450,8 @@ def run_all(options: argparse.Namespace) -> int:
 
     modules = [f"{name}_test" for name in options.files]
     sources = b"".join((options.source / "tests" / f"{module}.py").read_bytes() for module in modules)
-    state = options.state / f"{jax.__version__}-{hashlib.sha256(sources).hexdigest()[:8]}"
+    place = "" if options.hosts is None else f"-{options.hosts}-hosts"
+    state = options.state / f"{jax.__version__}-{hashlib.sha256(sources).hexdigest()[:8]}{place}"
     if options.fresh:
         shutil.rmtree(state, ignore_errors=True)
     state.mkdir(parents=True, exist_ok=True)
@@ -489,6 +498,7 @@ def main() -> int:
     add("--chunk", type=int, default=80, help="how many tests share a process")
     add("--timeout", type=float, default=300.0, help="how many seconds a test may take")
     add("--with-cpu", action="store_true", help="tests also get the CPU of their own process")
+    add("--hosts", type=int, choices=(1, 2, 4, 8), help="on how many hosts the devices of the server are")
     add("--fresh", action="store_true", help="forget the outcomes of earlier runs")
     add("--state", type=Path, default=ROOT / "build" / "conformance", help="folder for outcomes and logs")
     add("--chunk-of", help=argparse.SUPPRESS)
