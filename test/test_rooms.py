@@ -65,6 +65,7 @@ ROOMS = (
     "runtime.service",
     "runtime.proxy.wire",
     "runtime.proxy.arrays",
+    "runtime.proxy.files",
     "runtime.proxy.worker",
     "runtime.clusters",
     "runtime.proxy.reading",
@@ -86,6 +87,7 @@ ROOMS = (
     "tools.common",
     "tools.inputs",
     "tools.drivers",
+    "tools.drivers.fronts",
     "tools.lsp",
     "tools",
 )

@@ -16,7 +16,7 @@ _DESCRIPTION = """\
   pw-cluster up cluster.toml --foreground      the same, and stay, for systemd and Kubernetes: SIGTERM ends it
   pw-cluster list                              the clusters that are running
   pw-cluster status lab [--json] [--watch]     its islands, hosts and clients
-  pw-cluster run lab [--client ann] [--islands island0,island1] [--with-cpu] -- python train.py
+  pw-cluster run lab [--client ann] [--islands island0,island1] [--files DIR] [--with-cpu] -- python a.py
                                                run a JAX program on its devices; exit with its exit code
   pw-cluster end lab CLIENT                    end a client, and free all that it owns
   pw-cluster down lab                          end it, with its workers and clients
@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
         # Copied before the import of JAX, which changes it.
         environment = dict(os.environ)
-        from pathways.tools.drivers import cluster_run
+        from pathways.tools.drivers.fronts import cluster_run
 
         return cluster_run.run(options, program, environment)
     if program:
@@ -92,6 +92,13 @@ def make_parser() -> FlagParser:
         type=lambda text: text.split(","),
         metavar="NAME,...",
         help="the islands whose devices it sees, as in island0,island1; default: all",
+    )
+    run.add_argument(
+        "--files",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="folder below which it may have hosts write and read arrays; may be repeated",
     )
     run.add_argument("--with-cpu", action="store_true", help="it also gets the CPU of its own process")
     end.add_argument("client", metavar="CLIENT", help="the name of a client")

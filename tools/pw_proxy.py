@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
         raise UserError(f"--{given[0].replace('_', '-')} is for --hosts")
     if options.has_hosts and options.slices != 1:
         raise UserError("--slices is for one process; with --hosts each island is a slice")
-    from pathways.tools.drivers import proxy as driver
+    from pathways.tools.drivers.fronts import proxy as driver
 
     return driver.run(options, program)
 

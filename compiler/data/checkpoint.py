@@ -19,17 +19,11 @@ import jax
 import numpy as np
 
 from pathways.compiler.backends.placed_type import PlacedType
-from pathways.compiler.data.host_checkpoints import (
-    HostSave,
-    RestoredLeaf,
-    SnapshotArray,
-    is_written_there,
-    saved_by_hosts,
-    wanted_on_hosts,
-)
+from pathways.compiler.data.host_checkpoints import is_written_there, saved_by_hosts, wanted_on_hosts
 from pathways.compiler.data.saving import PendingSave, Saving, save_error
 from pathways.compiler.stages import Bound
 from pathways.runtime.clusters.connect import controller
+from pathways.runtime.data.host_files import HostSave, RestoredLeaf, SnapshotArray
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.worker.call_runner import holds

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import abc
-import functools
-import itertools
-import os
 import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, override
 
 import jax
@@ -25,11 +21,12 @@ from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.data.batches import InputEnded
 from pathways.runtime.data.relocation import relocate_array
 from pathways.runtime.hosts.client.array import Array, results_of
+from pathways.runtime.hosts.client.calls import call_of, lanes
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
-from pathways.runtime.hosts.protocol.messages import Call, DeviceLayout, KeptArray, ResultArray
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, KeptArray, ResultArray
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.worker.call_runner import numpy_of
 from pathways.runtime.hosts.worker.client_modules import find_function
@@ -41,9 +38,6 @@ from pathways.runtime.xla.tracebacks import boundary
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 _ARRAYS = (Array, jax.Array, np.ndarray, np.generic)
-
-lanes = itertools.count(1)
-"""Lane numbers: calls of one lane run one after the other."""
 
 
 class FunctionOnHosts(ProcessBound):
@@ -138,7 +132,7 @@ class FunctionOnHosts(ProcessBound):
                     self.name,
                     self.edition,
                     self._lane,
-                    [(array.number_at(where), array.aval) for array, where in taken],
+                    [kept_array(array.number_at(where), array.aval) for array, where in taken],
                     text,
                     records,
                     structure,
@@ -384,37 +378,9 @@ def output_array(aval: Any, layout: DeviceLayout) -> ResultArray:
     return ResultArray(tuple(aval.shape), np.dtype(aval.dtype).name, layout)
 
 
-def call_of(
-    function: str,
-    edition: int,
-    lane: int,
-    arrays: Sequence[tuple[int, Any]],
-    arguments: bytes,
-    outputs: tuple[ResultArray, ...] | None,
-    structure: bytes = b"null",
-) -> Call:
-    """Returns a call as hosts receive it, except for the fields that `HostSession.call` sets.
-
-    Args:
-      function: its import path.
-      edition: see `Call`.
-      lane: calls of one lane run one after the other.
-      arrays: the number and the aval of each array argument.
-      arguments: see `Call`.
-      outputs: the arrays that it creates.
-    """
-    kept = tuple(KeptArray(number, _key_kind(aval)) for number, aval in arrays)
-    # Only relative folders need it, and `Path.cwd` raises where the folder was deleted.
-    here = Path() if all(map(os.path.isabs, sys.path)) else Path.cwd()
-    path = _absolute(tuple(sys.path), here)
-    x64 = bool(jax.config.jax_enable_x64)
-    return Call(0, 0, (), function, path, edition, lane, x64, kept, arguments, outputs, structure)
-
-
-@functools.lru_cache(maxsize=8)
-def _absolute(folders: tuple[str, ...], here: Path) -> tuple[str, ...]:
-    """Returns the folders of a search path, for processes that work in another one."""
-    return tuple(str(Path(here, folder)) for folder in folders)
+def kept_array(number: int, aval: Any) -> KeptArray:
+    """Returns the description of an array argument of a call."""
+    return KeptArray(number, _key_kind(aval))
 
 
 def _key_kind(aval: Any) -> str | None:

@@ -19,11 +19,11 @@ from orbax.checkpoint import type_handlers
 # There is no other way to it, and `PyTreeHandler` accepts one.
 from orbax.checkpoint.experimental.v1._src.serialization.registry import StandardLeafHandlerRegistry
 
-from pathways.compiler.data.host_checkpoints import (
+from pathways.compiler.data.host_checkpoints import SavedLeaf
+from pathways.runtime.data.host_files import (
     CheckpointFailedError,
     HostSave,
     RestoredLeaf,
-    SavedLeaf,
     arrays_read_by_hosts,
 )
 

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pathways.compiler.data.host_checkpoints import CheckpointFailedError, HostSave
 from pathways.runtime.clusters import connect
 from pathways.runtime.data.array_files import system_error
+from pathways.runtime.data.host_files import CheckpointFailedError, HostSave
 
 _WRITERS_SECONDS = 60.0
 

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from pathways.compiler.data import checkpoint
-from pathways.compiler.data.host_checkpoints import SnapshotArray, SnapshotBlock, SnapshotVersion
 from pathways.compiler.frontend.jax_internals import key_kind
 from pathways.compiler.resilience.layouts.host_layouts import HostArrayLayout, Rows
 from pathways.compiler.resilience.settings import shortened, shown
 from pathways.compiler.resilience.source import SourcePosition
+from pathways.runtime.data.host_files import SnapshotArray, SnapshotBlock, SnapshotVersion
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.resilience.events import DiskSaveCompleted, DiskSaveFailed, ResilienceEvent

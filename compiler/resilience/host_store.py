@@ -13,8 +13,6 @@ from typing import Any, override
 import jax
 import numpy as np
 
-from pathways.compiler.data.host_checkpoints import SnapshotVersion
-from pathways.compiler.data.on_hosts import lanes
 from pathways.compiler.frontend.jax_internals import key_kind
 from pathways.compiler.resilience.disk import stored_leaves
 from pathways.compiler.resilience.layouts.host_layouts import (
@@ -37,7 +35,9 @@ from pathways.compiler.resilience.memory.memory_space import MemorySpace
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.runtime.control.records.errors import HostError, lost
 from pathways.runtime.control.records.step import FunctionCall
+from pathways.runtime.data.host_files import SnapshotVersion
 from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.calls import lanes
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.protocol import plain

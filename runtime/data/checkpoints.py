@@ -1,4 +1,4 @@
-"""Checkpoint input and output on hosts, with tensorstore; called by `compiler.data.host_checkpoints`.
+"""Checkpoint input and output on hosts, with tensorstore; called by `host_files`.
 
 A save is two calls. `copy` is ordered among steps, so the arrays may be donated right after it; `write` takes
 as long as the disk does, and holds no array. `snapshots.map_blocks` takes the place of `copy` for snapshots.

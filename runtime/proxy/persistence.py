@@ -22,62 +22,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pathways.runtime.data.array_files import ArrayFiles, load_tensorstore, system_error
-from pathways.runtime.plan.block_rows import Rows, index_of
+from pathways.runtime.data.array_files import load_tensorstore, system_error
 from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
-from pathways.runtime.proxy.arrays.placements import DTYPES, STRING, ArrayPlacement, ArraySpec, checked_shape
+from pathways.runtime.proxy.arrays.placements import DTYPES, STRING, ArraySpec, checked_shape
 from pathways.runtime.proxy.arrays.proxy_array import PendingArray, ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.files.file_store import (
+    ArrayFolder,
+    FileStore,
+    SavedArrays,
+    StoredArray,
+    path_of,
+)
 from pathways.runtime.proxy.plugin_programs import PluginProgram
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.folders import PermittedFolders, descend, refuse_links_below
 
-_CONTEXT = {"file_io_concurrency": {"limit": 128}}
-_COMPRESSOR = {"id": "zstd", "level": 1}
-"""The settings of Orbax."""
-
-_COPY_MEMORY = "pinned_host"
-
 Run = Callable[[Callable[[], None]], None]
 """Function that runs another one in a thread."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredArray:
-    """Array in a folder.
-
-    Attributes:
-      name: the name of the array there; slashes separate folders.
-      placement: the placement of the array to write or of the one to create.
-      dtype: the element type of an array to read; None for one to write.
-    """
-
-    folder: str
-    name: str
-    shape: tuple[int, ...]
-    placement: ArrayPlacement
-    dtype: np.dtype[Any] | None
-
-    @property
-    def spec(self) -> ArraySpec:
-        """The type and placement of an array to read."""
-        assert self.dtype is not None
-        return ArraySpec(self.dtype, self.shape, self.placement)
-
-    @property
-    def folder_names(self) -> list[str]:
-        """The names of the folders of the array, outermost first; the last one holds its values."""
-        return self.name.split("/")
-
-    @property
-    def bounds(self) -> list[Rows]:
-        """The rows of the shard of each device."""
-        return self.placement.rows_of(self.shape)
-
-    def __str__(self) -> str:
-        return f"array {self.name[:200]!r} in folder {self.folder[:1000]!r}"
 
 
 class FileJob:
@@ -139,12 +101,14 @@ class PersistenceProgram(PluginProgram):
 
     Attributes:
       engine: the engine of its arrays.
+      store: writes and reads them.
       folders: the folders that it may use.
       stored: the arrays.
       timeout: the time limit in seconds.
     """
 
     engine: ArrayEngine
+    store: FileStore
     folders: PermittedFolders
     stored: tuple[StoredArray, ...]
     timeout: float
@@ -173,20 +137,29 @@ class WriteProgram(PersistenceProgram):
             )
         for stored, argument in zip(self.stored, arguments, strict=True):
             _check_argument(self.engine, stored, argument)
-        # The next request may donate the arrays.
-        copies = [self.engine.copy([argument], (), _COPY_MEMORY)[0] for argument in arguments]
-        job = FileJob((), self.timeout)
-        run(lambda: _run(job, lambda: self._write(copies, job)))
-        return job
-
-    def _write(self, copies: Sequence[ProxyArray], job: FileJob) -> None:
         # Outer folders first: an array may be in a folder below that of another one.
         pairs = sorted(
-            zip(self.stored, copies, strict=True), key=lambda pair: (pair[0].folder, pair[0].folder_names)
+            zip(self.stored, arguments, strict=True), key=lambda pair: (pair[0].folder, pair[0].folder_names)
         )
-        for name, group in itertools.groupby(pairs, lambda pair: pair[0].folder):
-            with self.folders.open(name, create=True) as folder:
-                _write_all(self.engine, folder, list(group), job)
+        saves: list[SavedArrays] = []
+        try:
+            for _, group in itertools.groupby(pairs, lambda pair: pair[0].folder):
+                saves.append(self.store.save([*group]))
+        except BaseException:
+            _drop_all(saves)
+            raise
+        job = FileJob((), self.timeout)
+        run(lambda: _run(job, lambda: self._write(saves, job)))
+        return job
+
+    def _write(self, saves: list[SavedArrays], job: FileJob) -> None:
+        try:
+            while saves:
+                with self.folders.open(saves[0].stored[0].folder, create=True) as folder:
+                    _write_all(saves[0], folder, job)
+                del saves[0]
+        finally:
+            _drop_all(saves)
 
 
 class ReadProgram(PersistenceProgram):
@@ -208,7 +181,7 @@ class ReadProgram(PersistenceProgram):
         pairs = zip(self.stored, job.results, strict=True)
         for name, group in itertools.groupby(pairs, lambda pair: pair[0].folder):
             with self.folders.open(name) as folder:
-                _read_all(self.engine, folder, list(group), job)
+                _read_all(self.store, folder, list(group), job)
 
 
 def parse_write(served: ServedDevices, body: Any) -> WriteProgram:
@@ -254,7 +227,14 @@ def _fields(
     timeout = min(
         request["timeout"]["seconds"] + request["timeout"].get("nanos", 0) / 1e9 for request in requests
     )
-    return stored[0].placement.devices, served.engine, served.folders, stored, float(timeout)
+    return (
+        stored[0].placement.devices,
+        served.engine,
+        served.backend.store,
+        served.folders,
+        stored,
+        float(timeout),
+    )
 
 
 def _stored(served: ServedDevices, request: Mapping[str, Any], is_read: bool) -> StoredArray:
@@ -302,17 +282,21 @@ def _run(job: FileJob, work: Callable[[], None]) -> None:
         job.end(_status(error))
 
 
-def _write_all(
-    engine: ArrayEngine, folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob
-) -> None:
+def _drop_all(saves: Sequence[SavedArrays]) -> None:
+    for save in saves:
+        save.drop()
+
+
+def _write_all(save: SavedArrays, folder: int, job: FileJob) -> None:
     """Writes arrays into a folder."""
+    first, count = save.stored[0], len(save.stored)
     hidden = f".pw-{uuid.uuid4().hex}"
     os.mkdir(hidden, dir_fd=folder)
     try:
         with _opened(folder, [hidden]) as new:
-            with _subject(str(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} arrays like {pairs[0][0]}"):
-                _write_new(engine, new, pairs, job)
-            for number, (stored, _) in enumerate(pairs):
+            with _subject(str(first) if count == 1 else f"{count} arrays like {first}"):
+                save.write(new, job.result_of)
+            for number, stored in enumerate(save.stored):
                 *outer, name = stored.folder_names
                 with _subject(str(stored)), _opened(folder, outer, create=True) as parent:
                     # A rename cannot replace a folder that is not empty.
@@ -329,76 +313,29 @@ def _write_all(
         shutil.rmtree(hidden, ignore_errors=True, dir_fd=folder)
 
 
-def _write_new(
-    engine: ArrayEngine, folder: int, pairs: Sequence[tuple[StoredArray, ProxyArray]], job: FileJob
-) -> None:
-    """Writes arrays to folders `0`, `1`, ... of a new folder; waits until the files are synchronised."""
-    with ArrayFiles(_CONTEXT, job.result_of) as files:
-        opened = []
-        for number, (stored, array) in enumerate(pairs):
-            chunks = [max(size, 1) for size in stored.placement.shard_shape_of(stored.shape) or ()]
-            spec = {
-                "driver": "zarr",
-                "kvstore": {"driver": "file", "path": f"{_path_of(folder)}{number}/"},
-                "dtype": array.read()[0].dtype.name,
-                "metadata": {"shape": stored.shape, "chunks": chunks, "compressor": _COMPRESSOR},
-                "store_data_equal_to_fill_value": True,
-            }
-            opened.append(files.open(spec, create=True, open=True))
-        for future, (stored, array) in zip(opened, pairs, strict=True):
-            store = job.result_of(future)
-            # Each block once: several devices may have equal shards.
-            for bounds, shard in dict(zip(stored.bounds, engine.shards_of(array), strict=True)).items():
-                files.write(store[index_of(bounds)], engine.read(shard))
-        files.finish()
-
-
 def _read_all(
-    engine: ArrayEngine, folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], job: FileJob
+    store: FileStore, folder: int, pairs: Sequence[tuple[StoredArray, PendingArray]], job: FileJob
 ) -> None:
     """Reads arrays from a folder."""
-    is_ocdbt = Path(_path_of(folder), "manifest.ocdbt").exists()
+    is_ocdbt = Path(path_of(folder), "manifest.ocdbt").exists()
     if is_ocdbt:
         refuse_links_below(folder)
     first_error: StatusError | None = None
     for stored, result in pairs:
         try:
             with _subject(str(stored)), contextlib.ExitStack() as stack:
-                kvstore = {"driver": "ocdbt", "base": f"file://{_path_of(folder)}", "path": f"{stored.name}/"}
+                source = ArrayFolder(folder, stored.name)
                 if not is_ocdbt:
                     of_array = stack.enter_context(_opened(folder, stored.folder_names))
                     refuse_links_below(of_array)
-                    kvstore = {"driver": "file", "path": _path_of(of_array)}
-                values = _read_one(stored, kvstore, job)
-                result.resolve(engine.make(stored.spec, values).value)
+                    source = ArrayFolder(of_array)
+                result.resolve(store.read(stored, source, job.result_of))
         except Exception as error:
             status = _status(error)
             result.resolve(status)
             first_error = first_error or status
     if first_error is not None:
         raise first_error
-
-
-def _read_one(stored: StoredArray, kvstore: Mapping[str, str], job: FileJob) -> list[np.ndarray]:
-    """Returns the value of the shard of each device."""
-    dtype = stored.spec.dtype
-    with ArrayFiles(_CONTEXT, job.result_of) as files:
-        store = job.result_of(files.open({"driver": "auto", "kvstore": kvstore}, open=True, read=True))
-        if tuple(store.shape) != stored.shape:
-            raise StatusError(
-                StatusCode.INVALID_ARGUMENT, f"has the shape {tuple(store.shape)}, not {stored.shape}"
-            )
-        futures = {bounds: files.read(store[index_of(bounds)]) for bounds in stored.bounds}
-        read = {bounds: np.asarray(job.result_of(future)) for bounds, future in futures.items()}
-    converted = {
-        bounds: value if value.dtype == dtype else value.astype(dtype) for bounds, value in read.items()
-    }
-    return [converted[bounds] for bounds in stored.bounds]
-
-
-def _path_of(folder: int) -> str:
-    """Returns a path of an open folder that stays valid when another folder takes its place."""
-    return f"/proc/self/fd/{folder}/"
 
 
 @contextlib.contextmanager

@@ -53,6 +53,11 @@ def parts_of(sharding: HloSharding) -> list[int]:
     return op_shardings.get_num_ways_dim_sharded(sharding)[0]
 
 
+def is_unreduced(sharding: HloSharding) -> bool:
+    """Returns whether devices have summands of the elements."""
+    return "unreduced" in str(sharding)
+
+
 def tiles_of(sharding: HloSharding) -> tuple[list[int], list[int]]:
     """Returns the tiles of an array that is divided: the positions of the devices in the order of tiles, and
     the number of tiles of each dimension. Dimensions after those of the array are copies."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pathways.compiler.data.host_checkpoints import SnapshotArray, SnapshotBlock, SnapshotVersion, StoredSave
 from pathways.runtime.control.records.errors import HostLostError
+from pathways.runtime.data.host_files import SnapshotArray, SnapshotBlock, SnapshotVersion, StoredSave
 
 
 class Host:

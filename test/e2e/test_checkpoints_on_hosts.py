@@ -23,9 +23,9 @@ import read_checkpoints
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
-from pathways.compiler.data.host_checkpoints import CheckpointFailedError, HostSave
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.data import checkpoints
+from pathways.runtime.data.host_files import CheckpointFailedError, HostSave
 
 pytestmark = pytest.mark.usefixtures("own_or_attached_workers")
 
@@ -234,10 +234,10 @@ def test_checkpoint_on_hosts_refuses_another_mount(tmp_path):
 
 
 def test_checkpoint_on_hosts_has_to_be_seen_by_the_controller(devices, tmp_path, monkeypatch):
-    from pathways.compiler.data import host_checkpoints
+    from pathways.runtime.data import host_files
 
     _, state = on_islands(devices, 0, 1)
-    monkeypatch.setattr(host_checkpoints, "_SEEN_SECONDS", 0.1)
+    monkeypatch.setattr(host_files, "_SEEN_SECONDS", 0.1)
     monkeypatch.setattr(checkpoints, "manifest", lambda folder: {"size": -1, "checksum": 0})
     with pytest.raises(
         OSError, match=r"host 0 \(island0\) has written .*host0, but this process does not see"
@@ -480,8 +480,8 @@ pw.checkpoint.save(folder, step(*state), 2).wait()
     ("module", "name"),
     [
         # Hosts have copied, hosts have written, their files are merged, the folder gets its name.
-        ("pathways.compiler.data.host_checkpoints", "HostSave.write"),
-        ("pathways.compiler.data.host_checkpoints", "HostSave._check_seen"),
+        ("pathways.runtime.data.host_files", "HostSave.write"),
+        ("pathways.runtime.data.host_files", "HostSave._check_seen"),
         ("orbax.checkpoint._src.serialization.ocdbt_utils", "merge_ocdbt_per_process_files"),
         ("orbax.checkpoint._src.path.async_path", "rename"),
     ],

@@ -33,9 +33,10 @@ from test_fewer_replicas import batches as fewer_batches
 from test_fewer_replicas_on_hosts import RecordedStep, hosts_of
 
 import pathways as pw
-from pathways.compiler.data.on_hosts import call_of, lanes, values_of
+from pathways.compiler.data.on_hosts import values_of
 from pathways.runtime.clusters import connect
 from pathways.runtime.clusters.connect import controller
+from pathways.runtime.hosts.client.calls import call_of, lanes
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol import plain

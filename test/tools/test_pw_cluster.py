@@ -334,7 +334,7 @@ def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
         ("up", {"--name", "--foreground"}),
         ("list", set()),
         ("status", {"--json", "--watch", "--token"}),
-        ("run", {"--client", "--islands", "--token", "--with-cpu"}),
+        ("run", {"--client", "--files", "--islands", "--token", "--with-cpu"}),
         ("end", {"--token"}),
         ("down", {"--token"}),
         ("logs", {"--follow"}),

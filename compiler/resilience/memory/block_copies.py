@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pathways.compiler.data.on_hosts import lanes
 from pathways.compiler.resilience.layouts.host_layouts import StateOnHosts
 from pathways.compiler.resilience.memory.known_islands import KnownIslands
 from pathways.compiler.resilience.memory.memory_calls import MemoryCalls
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.calls import lanes
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.resilience.events import CopyCompleted, CopyFailed, ResilienceEvent
 from pathways.runtime.resilience.records import BlockCopy, Blocks, HostPlace, VersionKey

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pathways.compiler.data.on_hosts import call_of, lanes, values_of
+from pathways.compiler.data.on_hosts import kept_array, values_of
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.calls import call_of, lanes
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain
@@ -117,7 +118,7 @@ class MemoryCalls:
         arguments = plain.encode([[], tree or {"t": []}, {"run": self.run, **named}], _NAME)
         structure = plain.encode({"l": [*range(len(outputs or ()))]}, _NAME)
         with self.client.order:
-            arrays = [(array.number_at(where), array.aval) for array, where in taken]
+            arrays = [kept_array(array.number_at(where), array.aval) for array, where in taken]
             message = call_of(f"{MODULE}:{function}", 0, lane, arrays, arguments, outputs, structure)
             workers = [host for host in gang.hosts if host.index in hosts]
             producers = [array.step_at(where) for array, where in taken]

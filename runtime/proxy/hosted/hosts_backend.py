@@ -13,6 +13,7 @@ from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.proxy.hosted.foreign_programs import ForeignProgram, ReloadedProgram, ResultPlace
 from pathways.runtime.proxy.hosted.hosted_device import HostedDevice
 from pathways.runtime.proxy.hosted.hosted_programs import HostedXlaProgram
+from pathways.runtime.proxy.hosted.hosted_store import HostedFileStore
 from pathways.runtime.proxy.hosted.hosts_engine import HostsEngine
 from pathways.runtime.proxy.hosted.island_watch import IslandWatch
 from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
@@ -39,6 +40,7 @@ class HostsBackend(Backend):
         self._session = session
         self._watch: IslandWatch | None = None
         self.engine: HostsEngine = HostsEngine(session)
+        self.store = HostedFileStore(self.engine)
         used = range(len(session.pool.gangs)) if islands is None else islands
         # The number of the island of each slice.
         self._islands: list[int] = []

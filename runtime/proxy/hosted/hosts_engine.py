@@ -20,6 +20,7 @@ from pathways.runtime.proxy.hosted.views import ViewPrograms
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.proxy.worker.tile_layouts import layout_of
 from pathways.runtime.proxy.worker.view_programs import MemoryOrder
+from pathways.runtime.xla import ifrt
 
 
 class HostsEngine(ArrayEngine):
@@ -55,6 +56,15 @@ class HostsEngine(ArrayEngine):
         return gang.location(
             layout_of(ids, placement.hlo, len(spec.shape), kind), is_private=self.session.owns_workers
         )
+
+    def public_location_of(self, spec: ArraySpec) -> Location:
+        """Returns the location of an array that all hosts of its island know of.
+
+        Raises:
+          StatusError, HostError: see `location_of`.
+        """
+        private = self.location_of(spec)
+        return private.gang.location(private.placement)
 
     def gang_of(self, devices: Sequence[HostedDevice]) -> HostGang:
         """Returns the workers of the island of devices.
@@ -188,7 +198,7 @@ class HostsEngine(ArrayEngine):
     @override
     def _reshard(self, before: ArraySpec, after: ArraySpec, value: Any) -> Any:
         if before.placement.hlo != after.placement.hlo:
-            return self._relocate(after, value)
+            return self._relocate(before, after, value)
         return self._move(after, value)
 
     def _move(self, spec: ArraySpec, value: Any) -> HostedValue | FrontValue:
@@ -198,15 +208,23 @@ class HostsEngine(ArrayEngine):
         old = self.operand(value)
         devices: Sequence[HostedDevice] = spec.placement.devices
         if [device.host for device in devices] != [device.host for device in old.devices]:
-            return self._relocate(spec, old)
+            # A copy has the sharding of its source.
+            return self._relocate(spec, spec, old)
         return self._view(spec, self.shards_in(spec, old), copied=True)
 
-    def _relocate(self, spec: ArraySpec, value: Any) -> HostedValue:
-        """Copies an array to other hosts, or into another sharding, from worker to worker."""
+    def _relocate(self, before: ArraySpec, spec: ArraySpec, value: Any) -> HostedValue:
+        """Copies an array to other hosts, or into another sharding, from worker to worker.
+
+        Raises:
+          StatusError: each device has summands of the elements.
+        """
+        shardings = before.placement.hlo, spec.placement.hlo
+        if any(hlo is not None and ifrt.is_unreduced(hlo) for hlo in shardings):
+            raise StatusError(
+                StatusCode.UNIMPLEMENTED, "an array that is not reduced cannot be copied to other hosts"
+            )
         source = self.operand(value)
-        private = self.location_of(spec)
-        # All hosts of the island run the program that moves it.
-        target = private.gang.location(private.placement)
+        target = self.public_location_of(spec)
         array = Array(self.session, _aval(spec))
         if relocate(self.session, [(source.array, array, target)]):
             array.put(target, source.array.fetch())

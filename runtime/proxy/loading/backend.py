@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
+from pathways.runtime.proxy.files.file_store import FileStore
 from pathways.runtime.proxy.loading.compile_process import Cancellation
 from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
 from pathways.runtime.proxy.worker.device_facts import DeviceFacts
@@ -36,12 +37,14 @@ class Backend(abc.ABC):
     Attributes:
       devices: the devices, by the ids that clients know.
       engine: the engine of arrays.
+      store: writes arrays to files, and reads them.
       slices: the number of slices.
       client: the client of XLA whose defaults compiler options have.
     """
 
     devices: tuple[OfferedDevice, ...]
     engine: ArrayEngine
+    store: FileStore
     slices: int
     client: Any
 

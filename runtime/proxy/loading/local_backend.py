@@ -12,6 +12,7 @@ import jax
 
 from pathways.runtime.proxy.arrays.local_engine import LocalEngine
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
+from pathways.runtime.proxy.files.local_store import LocalFileStore
 from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
 from pathways.runtime.proxy.loading.compile_process import Cancellation, CompileProcesses
 from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
@@ -84,6 +85,7 @@ class LocalBackend(Backend):
             for number, device in enumerate(devices)
         )
         self.engine: LocalEngine = LocalEngine()
+        self.store = LocalFileStore(self.engine)
         self._compilers = CompileProcesses()
 
     @override

@@ -15,7 +15,7 @@ def layout_of(
     """Returns the layout of arrays with a sharding of XLA, over devices by their ids.
 
     Each dimension has an axis of its own, as large as the number of its parts. The devices are in the order
-    of these axes, which need not be that of the sharding.
+    of these axes, which need not be that of the sharding. Summands of elements look like copies here.
 
     Args:
       sharding: None for arrays that each device has as a whole.
@@ -23,7 +23,7 @@ def layout_of(
     Raises:
       ValueError: it is a sharding of no array of that rank, as of a manual computation.
     """
-    if len(devices) == 1 or sharding is None or ifrt.is_replicated(sharding):
+    if len(devices) == 1 or sharding is None or ifrt.is_replicated(sharding) or sharding.is_unreduced():
         return DeviceLayout(tuple(devices), (len(devices),), ("all",), ((),) * rank, memory_kind)
     order, sizes = _tiles(ifrt.serialize_sharding(sharding))
     if len(sizes) < rank or len(order) != len(devices):

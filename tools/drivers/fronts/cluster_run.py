@@ -14,7 +14,7 @@ from pathways.runtime.proxy.serving.server import serve
 from pathways.runtime.service.client.attaching import attach, attachment_of
 from pathways.runtime.service.client.remote_session import RemoteSession
 from pathways.tools.common.errors import UserError
-from pathways.tools.drivers.proxy import run_client
+from pathways.tools.drivers.fronts.proxy import run_client
 
 
 def run(options: argparse.Namespace, program: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, program: Sequence[str], environment: Mappin
     except BaseException:
         session.close()
         raise
-    with serve(backend=backend) as server:
+    with serve(backend=backend, files=options.files) as server:
         return run_client(server, program, environment, with_cpu=options.with_cpu)
 
 
