@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -101,6 +102,113 @@ def test_a_program_of_one_device_messages_one_host(server, where, monkeypatch):
     assert sent[0] >= 100
     # Those that free the arrays of the programs before.
     assert sent[1] < 20
+
+
+RESHARDING = """
+    import random
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    chance, devices = random.Random(7), jax.devices()
+    x = np.arange(8 * 8 * 8, dtype=np.float32).reshape(8, 8, 8)
+
+    def any_sharding(same=None):
+        sizes = [(1,), (2,), (4,), (8,), (2, 2), (2, 4), (4, 2), (2, 2, 2)]
+        sizes = chance.choice([each for each in sizes if same is None or np.prod(each) == len(same)])
+        chosen = chance.sample(devices, int(np.prod(sizes))) if same is None else same
+        names = [f"a{n}" for n in range(len(sizes))]
+        dims = [None] * 3
+        for name in names:
+            dim = chance.randrange(4)
+            if dim < 3:
+                dims[dim] = (*(dims[dim] or ()), name)
+        return NamedSharding(Mesh(np.array(chosen).reshape(sizes), names), P(*dims))
+
+    array = jax.device_put(x, any_sharding())
+    for number in range(60):
+        sharding = any_sharding([*array.sharding.mesh.devices.flat] if number % 3 else None)
+        if number % 3 == 2:
+            array = jax.jit(lambda x: x, out_shardings=sharding)(array)
+        else:
+            array = jax.device_put(array, sharding)
+        assert array.sharding == sharding
+        for shard in array.addressable_shards:
+            assert (np.asarray(shard.data) == x[shard.index]).all(), (number, sharding)
+    print("equal")
+"""
+
+
+def test_any_sharding_becomes_any_other(server):
+    assert run(server, RESHARDING) == "equal\n"
+
+
+TRAINING = """
+import os
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+if "RANK" in os.environ:
+    jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["RANK"]))
+mesh = jax.make_mesh((2, 4), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+chance = np.random.default_rng(0)
+
+def placed(shape, *spec):
+    value = chance.standard_normal(shape, np.float32) / 8
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, P(*spec)), lambda index: value[index])
+
+weights = {"up": placed((32, 64), None, "model"), "down": placed((64, 32), "model", None)}
+moments = {name: (array * 0, array * 0) for name, array in weights.items()}
+
+def loss_of(weights, x):
+    return ((jax.nn.gelu(x @ weights["up"]) @ weights["down"] - x) ** 2).mean()
+
+@jax.jit
+def step(weights, moments, x):
+    loss, gradients = jax.value_and_grad(loss_of)(weights, x)
+    first = {n: 0.9 * m + 0.1 * gradients[n] for n, (m, _) in moments.items()}
+    second = {n: 0.99 * v + 0.01 * gradients[n] ** 2 for n, (_, v) in moments.items()}
+    weights = {n: w - 0.01 * first[n] / (jnp.sqrt(second[n]) + 1e-6) for n, w in weights.items()}
+    return loss, weights, {n: (first[n], second[n]) for n in weights}
+
+losses = []
+for _ in range(40):
+    loss, weights, moments = step(weights, moments, placed((16, 32), "data", None))
+    losses.append(float(loss).hex())
+if os.environ.get("RANK", "0") == "0":
+    print(losses)
+"""
+
+
+def free_port() -> int:
+    """Returns a port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_training_equals_that_of_jax_distributed(server, where):
+    """Workers are processes of `jax.distributed`, which add in the same order."""
+    if where != "two hosts":
+        pytest.skip("one host is one process")
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "ADDRESS": f"127.0.0.1:{free_port()}",
+    }
+    command = [sys.executable, "-c", TRAINING]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=environment | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert not any(process.returncode for process in processes), outputs
+    # The library of collectives prints lines, too.
+    assert run(server, TRAINING).splitlines() == outputs[0][0].splitlines()[-1:]
 
 
 FAILING = """
