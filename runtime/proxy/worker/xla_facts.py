@@ -42,12 +42,14 @@ class XlaFacts(msgspec.Struct, frozen=True):
 def facts_of(executable: Any) -> XlaFacts:
     """Returns the facts about an executable of XLA."""
     (kinds,) = executable.get_output_memory_kinds()
+    operands = tuple(map(_layout, executable.get_parameter_layouts()))
+    results = tuple(map(_layout, executable.get_output_layouts()))
     stats = pjrt.memory_stats(executable)
     return XlaFacts(
-        _shardings(executable.get_parameter_shardings()),
-        _shardings(executable.get_output_shardings()),
-        tuple(map(_layout, executable.get_parameter_layouts())),
-        tuple(map(_layout, executable.get_output_layouts())),
+        _shardings(executable.get_parameter_shardings(), len(operands)),
+        _shardings(executable.get_output_shardings(), len(results)),
+        operands,
+        results,
         tuple(kinds),
         ifrt.donated_operands(executable),
         None if stats is None else _numbers(stats),
@@ -55,8 +57,9 @@ def facts_of(executable: Any) -> XlaFacts:
     )
 
 
-def _shardings(protos: Any) -> tuple[bytes, ...] | None:
-    return None if protos is None else tuple(map(ifrt.serialize_sharding, protos))
+def _shardings(protos: Any, count: int) -> tuple[bytes, ...] | None:
+    # Those of an empty tuple are one.
+    return None if protos is None else tuple(map(ifrt.serialize_sharding, protos[:count]))
 
 
 def _layout(layout: Any) -> LayoutFacts:
