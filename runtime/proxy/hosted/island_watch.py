@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from pathways.runtime.control.records.errors import ServiceLostError
@@ -9,13 +10,12 @@ from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.resources.threads import start_thread
 
-_CHECK_SECONDS = 10.0
+_CHECK_SECONDS = 0.1
+"""Time between checks. A thread that waits in the session would handle each message of a worker."""
 
 
 class IslandWatch:
     """Watch that calls functions when islands are lost and when they return, from a thread of its own.
-
-    The thread also reads what workers send while no client waits for anything.
 
     Args:
       session: the session.
@@ -37,27 +37,20 @@ class IslandWatch:
         self._restore = restore
         # The workers of each slice that clients know of; None while it is lost for them.
         self._known: list[HostGang | None] = [session.pool.gangs[number] for number in islands]
-        self._is_closed = False
+        self._closed = threading.Event()
         self._thread = start_thread(self._watch, "proxy islands")
 
     def close(self) -> None:
         """Ends the watch."""
-        self._is_closed = True
-        self._session.wake()
+        self._closed.set()
         self._thread.join()
 
     def _current(self) -> list[HostGang | None]:
         gangs = [self._session.pool.gangs[number] for number in self._islands]
         return [None if gang.is_lost() else gang for gang in gangs]
 
-    def _has_news(self) -> bool:
-        return self._is_closed or self._session.is_closed or self._current() != self._known
-
     def _watch(self) -> None:
-        while True:
-            self._session.wait(self._has_news, _CHECK_SECONDS)
-            if self._is_closed or self._session.is_closed:
-                return
+        while not self._closed.wait(_CHECK_SECONDS) and not self._session.is_closed:
             current = self._current()
             for slice, (before, now) in enumerate(zip(self._known, current, strict=True)):
                 if before is not None and before is not now:
