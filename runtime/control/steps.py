@@ -8,6 +8,9 @@ from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure, HostError
 from pathways.runtime.control.records.step import Step
 
+_MIN_DROPPED = 16
+"""Number of steps, at least, that are checked together whether they are settled."""
+
 
 class IssuedSteps:
     """Steps of a cluster that were issued and are not done.
@@ -22,8 +25,11 @@ class IssuedSteps:
     def __init__(self, has_multi_host_islands: bool) -> None:
         self._has_multi_host_islands = has_multi_host_islands
         self._steps: dict[int, Step] = {}
-        # Steps that may still be spoiled, in their order.
+        # Steps that may still be spoiled, in their order, among settled ones that are not dropped yet.
         self._unsettled: list[Step] = []
+        self._kept = 0
+        # The last step of each host.
+        self._last: dict[int, Step] = {}
 
     def issue(self, step: Step, gangs: Sequence[GangView], producers: Iterable[Step | None]) -> None:
         """Notes a step that is about to be sent to its hosts; twice changes nothing.
@@ -93,12 +99,21 @@ class IssuedSteps:
         for one in producers:
             if one is not None:
                 one.check_spoiled()
-        # Without the step itself: Ctrl-C may have come after it was added below.
-        self._unsettled = [o for o in self._unsettled if o is not step and not o.is_settled()]
-        step.follow(other for other in self._unsettled if not step.hosts.isdisjoint(other.hosts))
+        last = {self._last[host] for host in step.hosts if host in self._last}
+        # Else Ctrl-C came below, and the step follows them already.
+        if step not in last:
+            # These follow all others.
+            step.follow(one for one in last if not one.is_settled())
         # An unordered call does not affect the results of steps.
-        if not step.is_unordered:
+        if step.is_unordered:
+            return
+        self._last.update(dict.fromkeys(step.hosts, step))
+        if not self._unsettled or self._unsettled[-1] is not step:
             self._unsettled.append(step)
+        # Not at each step: it takes time for each of them.
+        if len(self._unsettled) > 2 * self._kept + _MIN_DROPPED:
+            self._unsettled = [one for one in self._unsettled if not one.is_settled()]
+            self._kept = len(self._unsettled)
 
     def _spoil(self, gang: GangView, failure: Failure) -> None:
         """Spoils all steps that may have read values of an island whose results are unknown."""

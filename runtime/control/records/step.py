@@ -166,15 +166,26 @@ class Step:
             return self._spoiled
         if self.pending_hosts:
             return None
-        for step in self._before:
-            verdict = step._verdict()
-            if verdict is None:
-                return None
-            if verdict is not _GOOD:
-                self.spoil(verdict)
-                return verdict
+        # A step that is done stands for those before it; not by recursion, since there may be thousands.
+        pending: dict[Step, None] = {}
+        spoiled: dict[Step, None] = {}
+        seen = {*self._before}
+        stack = [*self._before]
+        while stack:
+            step = stack.pop()
+            if step._spoiled is not None:
+                spoiled[step] = None
+            elif step.pending_hosts:
+                pending[step] = None
+            else:
+                stack += [one for one in step._before if one not in seen]
+                seen.update(step._before)
+        if pending:
+            self._before = [*spoiled, *pending]
+            return None
         self._before = ()
-        return _GOOD
+        self._spoiled = next((step._spoiled for step in spoiled), None)
+        return self._spoiled or _GOOD
 
     def pending(self) -> tuple[int, ...]:
         """Returns the hosts that are not done."""
