@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -89,8 +90,9 @@ def fetches() -> dict[str, float]:
 
 
 @functools.cache
-def _training() -> Callable[[], None]:
-    """Returns a step of a small transformer on a mesh of 2 x 4, all of whose state is donated."""
+def _training() -> Callable[[], Array]:
+    """Returns a function that issues a step of a small transformer on a mesh of 2 x 4, all of whose state is
+    donated, and returns its loss."""
     mesh = jax.make_mesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2)
     rng = np.random.default_rng(0)
     across, along = P(None, "model"), P("model", None)
@@ -124,17 +126,112 @@ def _training() -> Callable[[], None]:
     state = [weights, jax.tree.map(jnp.zeros_like, weights)]
     assert len(jax.tree.leaves(state)) == 52
 
-    def work() -> None:
+    def issue() -> Array:
         state[0], state[1], value = step(*state, x)
-        value.block_until_ready()
+        return value
 
-    work()
-    return work
+    issue().block_until_ready()
+    return issue
 
 
 def training_step() -> dict[str, float]:
     """Measures the milliseconds of a step of training."""
-    return {"ms": seconds_of(_training(), 5) * 1e3}
+    issue = _training()
+    return {"ms": seconds_of(lambda: issue().block_until_ready(), 5) * 1e3}
+
+
+def training_ahead() -> dict[str, float]:
+    """Measures the milliseconds of each of some steps of training, of which only the last is waited for."""
+    steps = 8
+    issue = _training()
+
+    def work() -> None:
+        jax.block_until_ready([issue() for _ in range(steps)])
+
+    return {"ms": seconds_of(work, 3) / steps * 1e3}
+
+
+def seventy_steps() -> dict[str, float]:
+    """Trains for 70 steps after it has said that the step is compiled."""
+    issue = _training()
+    print("compiled", flush=True)
+    input()
+    for _ in range(70):
+        issue().block_until_ready()
+    return {}
+
+
+def island_copies() -> dict[str, float]:
+    """Measures the milliseconds of a copy of 64 MiB between islands, between two functions there."""
+    devices = jax.devices()
+    first, second = (
+        NamedSharding(jax.sharding.Mesh(devices[n : n + 2], ("x",)), P("x")) for n in (0, len(devices) // 2)
+    )
+    before, after = jax.jit(lambda x: x + 1), jax.jit(lambda x: x * 2)
+    x = jax.device_put(jnp.ones(MIB << 18), first)
+
+    def work() -> None:
+        after(jax.device_put(before(x), second)).block_until_ready()
+
+    return {"ms": seconds_of(work, 9) * 1e3}
+
+
+def pw_island_copies() -> dict[str, float]:
+    """Measures the same as a program of `pw`."""
+    pw = importlib.import_module("pathways")
+    pw.connect(hosts=2, devices_per_host=2)
+    devices = pw.make_virtual_device_set()
+    first, second = (devices.add_slice(shape=(2,), axis_names=("x",)) for _ in range(2))
+    before = pw.jit(lambda x: x + 1, devices=first, in_shardings=P("x"), out_shardings=P("x"))
+    after = pw.jit(lambda x: x * 2, devices=second, in_shardings=P("x"), out_shardings=P("x"))
+    program = pw.program(lambda x: after(before(x)))
+    x = before(jnp.ones(MIB << 18))
+
+    def work() -> None:
+        jax.block_until_ready(program(x))
+
+    return {"ms": seconds_of(work, 9) * 1e3}
+
+
+def lost_island() -> dict[str, float]:
+    """Steps on the last island until it is lost, and once on the first; returns the time then."""
+    step = jax.jit(lambda x: x + 1)
+    here, there = jax.devices()[0], jax.devices()[-1]
+    step(jax.device_put(1.0, here)).block_until_ready()
+    x = jax.device_put(1.0, there)
+    step(x).block_until_ready()
+    print("stepping", flush=True)
+    try:
+        while True:
+            x = step(x)
+            kept = float(x)
+    except jax.errors.JaxRuntimeError:
+        assert float(step(jax.device_put(kept, here))) == kept + 1
+    return {"time": time.time()}
+
+
+def flood() -> dict[str, float]:
+    """Calls a tiny function without end."""
+    step = jax.jit(lambda x: x + 1)
+    x = step(jnp.float32(0)).block_until_ready()
+    print("flooding", flush=True)
+    while True:
+        x = step(x)
+
+
+def attached_steps() -> dict[str, float]:
+    """Measures the microseconds of a waited step of `pw` on the second island of a service."""
+    pw = importlib.import_module("pathways")
+    pw.connect(attach="lab")
+    devices = pw.make_virtual_device_set()
+    _, second = (devices.add_slice(shape=(1,), axis_names=("x",)) for _ in range(2))
+    step = pw.jit(lambda x: x + 1, devices=second)
+    x = step(jnp.float32(0))
+
+    def work() -> None:
+        jax.block_until_ready(step(x))
+
+    return {"us": seconds_of(work, 500) * 1e6}
 
 
 def many_calls(calls: int = 5000) -> dict[str, float]:
@@ -190,6 +287,13 @@ WORK = {
         chain,
         chain_over_two,
         training_step,
+        training_ahead,
+        seventy_steps,
+        island_copies,
+        pw_island_copies,
+        lost_island,
+        flood,
+        attached_steps,
         puts,
         fetches,
         many_calls,
@@ -201,7 +305,10 @@ WORK = {
 
 
 if __name__ == "__main__":
-    jax.devices()
+    if "RANK" in os.environ:
+        jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["RANK"]))
+    if sys.argv[1] not in ("pw_island_copies", "attached_steps"):
+        jax.devices()
     for name in sys.argv[1:]:
         print(f"begin {name}", flush=True)
         input()

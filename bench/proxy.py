@@ -23,9 +23,7 @@ from pathlib import Path
 from _parts import Row, parser_of, run_parts
 
 WORK = Path(__file__).with_name("_proxy_work.py")
-SERVER = (sys.executable, "-m", "pathways.tools.pw_proxy")
-ONE_PROCESS = ("--cpu-devices", "8")
-TWO_HOSTS = ("--hosts", "2", "--islands", "1", "--devices-per-host", "4")
+SERVER = (sys.executable, "-m", "pathways.tools.pw_proxy", "--cpu-devices", "8", "--listen")
 LOCAL = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
 MIB = 1 << 20
 FLOOR_MIB = 256
@@ -51,11 +49,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(*devices: str) -> Iterator[Server]:
-    """Yields a server, with the environment of its clients; its devices are those of its own process."""
+def served() -> Iterator[Server]:
+    """Yields a server, with the environment of its clients."""
     with tempfile.TemporaryDirectory(prefix="pw-bench-") as folder:
         environment = os.environ | {"PW_CACHE_DIR": folder}
-        command = [*SERVER, *(devices or ONE_PROCESS), "--listen", f"unix:{folder}/jax"]
+        command = [*SERVER, f"unix:{folder}/jax"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
             lines = [process.stdout.readline().removeprefix("export ").strip() for _ in range(3)]
@@ -195,38 +193,6 @@ def mpmd() -> Iterator[Row]:
         }
 
 
-def hosts() -> Iterator[Row]:
-    """Measures calls on hosts beside calls on the devices of one process, in turn."""
-    for work, case, most in (
-        ("chain", "128 dependent calls, per call: on one of two hosts", "<= 1.3"),
-        ("chain_over_two", "128 dependent calls, per call: over two hosts", "<= 1.5"),
-        ("training_step", "training step, mesh 2x4, 52 arrays: over two hosts", ""),
-    ):
-        works = [work] * (ROUNDS + 1)
-        unit = "ms" if work == "training_step" else "us"
-        rounds: list[tuple[float, float]] = []
-        with (
-            served(*TWO_HOSTS) as many,
-            served() as one,
-            client_of(many.environment, *works) as ours,
-            client_of(one.environment, *works) as other,
-        ):
-            for number in range(ROUNDS + 1):
-                measured = ours()[unit], other()[unit]
-                if number:  # The first round compiles.
-                    rounds.append(measured)
-        yield {
-            "case": case,
-            unit: statistics.median(on_hosts for on_hosts, _ in rounds),
-            f"one process {unit}": statistics.median(in_one for _, in_one in rounds),
-            "ratio": statistics.median(on_hosts / in_one for on_hosts, in_one in rounds),
-            "to reach": most,
-        }
-    with served(*TWO_HOSTS) as server:
-        (figures,) = run(server.environment, "idle", server=server)
-    yield {"case": "idle front of two hosts", "% of a core": figures["server_s"] / figures["seconds"] * 100}
-
-
 def transfers() -> Iterator[Row]:
     works = "puts", "fetches"
     with served() as server:
@@ -279,7 +245,6 @@ if __name__ == "__main__":
             "growth": growth,
             "training": training,
             "mpmd": mpmd,
-            "hosts": hosts,
             "transfers": transfers,
             "idle": idle,
         },

@@ -40,11 +40,15 @@ class Tool:
             out, err = process.communicate(timeout=120)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
-    def start(self, *arguments: str | Path, tool: str = "pathways.tools.pw_cluster") -> subprocess.Popen[str]:
-        """Starts it, in a process group of its own."""
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Starts it."""
+        return self.python("-m", "pathways.tools.pw_cluster", *arguments)
+
+    def python(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Starts Python in a process group of its own."""
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            [sys.executable, "-m", tool, *map(str, arguments)],
+            [sys.executable, *map(str, arguments)],
             env=self._environment,
             stdin=pipe,
             stdout=pipe,
@@ -54,9 +58,9 @@ class Tool:
         )
 
     @contextlib.contextmanager
-    def ready(self, client: str, program: str) -> Iterator[subprocess.Popen[str]]:
+    def ready(self, client: str, program: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
         """Starts a program, waits until it has printed `ready`, and kills what is left of it."""
-        arguments = ("run", "lab", "--client", client, "--", sys.executable, "-c", program)
+        arguments = ("run", "lab", "--client", client, *flags, "--", sys.executable, "-c", program)
         with self.start(*arguments) as process:
             assert process.stdout is not None
             try:
@@ -234,21 +238,19 @@ print(x.tolist())
 """
 
 ATTACHED = """
-import jax.numpy as jnp, pathways as pw
+import jax.numpy as jnp
+import pathways as pw
 
 pw.connect(attach="lab", client="eve")
-devices = pw.make_virtual_device_set().add_slices(pw.VirtualSlice(4), pw.VirtualSlice(2))
-first, second = devices.slices
-
-@pw.program
-def step(x):
-    total = first(lambda x: x * 5 + x.sum())(x)
-    return second(lambda x: x - 1)(total)
-
+devices = pw.make_virtual_device_set()
+step = pw.jit(lambda x: x * FACTOR + x.sum(), devices=devices.add_slice(shape=(2,), axis_names=("x",)))
+less = pw.jit(lambda x, y: x - y, devices=devices.add_slice(shape=(2,), axis_names=("x",)))
+forward = pw.program(lambda x: step(x))
+back = pw.program(lambda x, y: less(x, y))
+x = forward(jnp.arange(16, dtype=jnp.int32)) * 0 + jnp.arange(16, dtype=jnp.int32)
 print("ready", flush=True)
-x = jnp.arange(16, dtype=jnp.int32)
-for _ in range(100):
-    x = step(x)
+for number in range(200):
+    x = forward(x) if number % 8 else back(x, jnp.int32(number))
 print(x.tolist())
 """
 
@@ -262,15 +264,37 @@ def counted(factor: int) -> list[int]:
 
 
 def test_programs_at_once_have_exact_values(cluster: Tool) -> None:
+    """Two unmodified programs and one that imports Pathways."""
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(cluster.ready(f"client{factor}", f"FACTOR = {factor}" + COUNTING))
+        processes = {
+            factor: stack.enter_context(cluster.ready(f"client{factor}", f"FACTOR = {factor}" + COUNTING))
             for factor in (2, 3)
-        ]
-        for factor, process in zip((2, 3), processes, strict=True):
+        }
+        processes[5] = stack.enter_context(cluster.python("-c", "FACTOR = 5" + ATTACHED))
+        for factor, process in processes.items():
             out, err = process.communicate(timeout=120)
-            assert out == f"{counted(factor)}\n", err[-2000:]
+            assert out.splitlines()[-1:] == [str(counted(factor))], err[-2000:]
     cluster.wait_until_free()
+
+
+PLACED = """
+import pathways as pw
+from pathways.runtime.local.devices import process_cluster
+
+pw.connect(attach="lab")
+slice = pw.make_virtual_device_set().add_slice(2, "x")
+print(process_cluster.bind([slice], "f")[slice].island)
+"""
+
+
+def test_others_get_the_devices_that_no_program_has(cluster: Tool) -> None:
+    def island() -> str:
+        with cluster.python("-c", PLACED) as process:
+            return process.communicate(timeout=60)[0].strip()
+
+    assert island() == "island0"
+    with cluster.ready("ann", HOLDING + "input()", "--islands", "island0"):
+        assert island() == "island1"
 
 
 def test_a_lost_service_is_unavailable(tmp_path: Path) -> None:

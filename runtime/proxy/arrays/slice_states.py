@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Self
 
-from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
+from pathways.runtime.proxy.wire.statuses import StatusError, slice_lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SliceStates:
         names = ", ".join(map(str, indices))
         lost = f"slice {names} was lost" if len(indices) == 1 else f"slices {names} were lost"
         reasons = "; ".join(dict.fromkeys(filter(None, (self.reasons[index] for index in indices))))
-        return StatusError(StatusCode.DATA_LOSS, f"{lost}: {reasons}" if reasons else lost)
+        return slice_lost(f"{lost}: {reasons}" if reasons else lost)
 
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self.lost_at):

@@ -117,3 +117,8 @@ def _status_of_host(text: str) -> StatusError:
     if found is None:
         return StatusError(StatusCode.UNKNOWN, text)
     return StatusError(StatusCode[found[1]], text[: found.start()] + text[found.end() :])
+
+
+def slice_lost(text: str) -> StatusError:
+    """Returns the error in place of arrays that were on lost slices, or would have been created there."""
+    return StatusError(StatusCode.DATA_LOSS, text)

@@ -11,6 +11,7 @@ import jax
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
 from pathways.runtime.proxy.serving.server import serve
+from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice
 from pathways.runtime.service.client.attaching import attach, attachment_of
 from pathways.runtime.service.client.remote_session import RemoteSession
 from pathways.tools.common.errors import UserError
@@ -31,19 +32,36 @@ def run(options: argparse.Namespace, program: Sequence[str], environment: Mappin
     except (PathwaysError, ValueError, OSError) as error:
         raise UserError(str(error)) from None
     try:
-        backend = HostsBackend(session, _numbers(session, options.islands))
+        islands = _numbers(session, options.islands)
+        bound = _bind(session, islands)
+        backend = HostsBackend(session, islands)
     except BaseException:
         session.close()
         raise
+    assert bound
     with serve(backend=backend, files=options.files) as server:
         return run_client(server, program, environment, with_cpu=options.with_cpu)
 
 
-def _numbers(session: RemoteSession, names: Sequence[str] | None) -> list[int] | None:
-    """Returns the numbers of islands by their names."""
-    if names is None:
-        return None
+def _bind(session: RemoteSession, islands: Sequence[int]) -> list[VirtualSlice]:
+    """Returns a slice of all devices of each island, bound for as long as it is referred to.
+
+    Programs of other clients get devices of other islands first.
+    """
+    devices, cluster = VirtualDeviceSet(), session.cluster
+    slices = [
+        devices.add_slice(len(island.devices), "device", island=island.name, overlap=True)
+        for island in (cluster.islands[number] for number in islands)
+    ]
+    session.bind(cluster).bind(slices, "of pw-cluster run")
+    return slices
+
+
+def _numbers(session: RemoteSession, names: Sequence[str] | None) -> list[int]:
+    """Returns the numbers of islands by their names; of all without these."""
     known = [island.name for island in session.cluster.islands]
+    if names is None:
+        return [*range(len(known))]
     for name in names:
         if name not in known or names.count(name) > 1:
             what = "is listed twice" if name in known else "does not exist"
