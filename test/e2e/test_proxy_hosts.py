@@ -191,7 +191,8 @@ def test_training_equals_that_of_jax_distributed(server, where):
         pytest.skip("one host is one process")
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        # As workers have it: flags of XLA, which may change the order of sums, are the same.
+        "JAX_NUM_CPU_DEVICES": "4",
         "ADDRESS": f"127.0.0.1:{free_port()}",
     }
     command = [sys.executable, "-c", TRAINING]
