@@ -141,7 +141,7 @@ def training_step() -> dict[str, float]:
 
 
 def training_ahead() -> dict[str, float]:
-    """Measures the milliseconds of each of some steps of training, of which only the last is waited for."""
+    """Measures the milliseconds of each of some steps of training, when the last one is waited for."""
     steps = 8
     issue = _training()
 

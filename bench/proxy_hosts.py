@@ -163,7 +163,7 @@ def idle() -> Iterator[Row]:
     with cluster("[[islands]]\nhosts = 2\n") as prefix:
         status = subprocess.run(command, check=True, capture_output=True, text=True)
         service = json.loads(status.stdout)["pid"]
-        for name, words, others in (
+        for name, words, services in (
             ("own hosts", TWO_HOSTS, {}),
             ("a service", prefix, {"service": service}),
         ):
@@ -171,7 +171,7 @@ def idle() -> Iterator[Row]:
                 assert process.stdout is not None
                 process.stdout.readline()
                 time.sleep(2)
-                pids = {"front": process.pid, **others}
+                pids = {"front": process.pid, **services}
                 before = {of: cpu_of(pid) for of, pid in pids.items()}
                 time.sleep(IDLE_SECONDS)
                 used = {
