@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,18 +61,20 @@ def test_equals_local_jax(name: str, where: str, proxied: dict[str, Any]) -> Non
     proxy_programs.assert_equal(proxied[name], proxy_programs.PROGRAMS[name], TOLERANCE[where])
 
 
+def start(server: ProxyServer, program: str) -> subprocess.Popen[str]:
+    """Starts a program that uses a server."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    environment = os.environ | server.environment
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
 def run(server: ProxyServer, program: str) -> str:
     """Runs a program that uses a server, and returns its output."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=os.environ | server.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    with start(server, program) as client:
+        out, err = client.communicate(timeout=120)
+    assert client.returncode == 0, err[-2000:]
+    return out
 
 
 def session_of(server: ProxyServer) -> HostSession:
@@ -326,20 +329,59 @@ def test_a_lost_island_is_data_loss_until_it_returns(islands):
             time.sleep(0.1)
         print(after, code(lambda: lost + 1), time.monotonic() - began < 60)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    with subprocess.Popen(
-        command,
-        env=os.environ | islands.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as client:
+    with start(islands, program) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "2.0 2.0\n"
         os.kill(session_of(islands).hosts[1].process.pid, signal.SIGKILL)
         out, err = client.communicate("\n", timeout=120)
     assert out == "3.0 DATA_LOSS\n2.0 DATA_LOSS True\n", err[-2000:]
+
+
+LOSING = """
+    import os, sys, time
+    import jax, numpy as np
+
+    first, second = jax.devices()[0], jax.devices()[2]
+    step = jax.jit(lambda x: x + 1)
+    value = np.arange(1 << 21, dtype=np.float32)
+
+    def lost_after(work):
+        began = time.monotonic()
+        try:
+            work()
+        except jax.errors.JaxRuntimeError as error:
+            assert str(error).startswith("DATA_LOSS: "), error
+            return time.monotonic() - began
+
+    step(jax.device_put(value, second)).block_until_ready()
+    source = step(jax.device_put(value, first)).block_until_ready()
+    copy = lambda: jax.device_put(source, second).block_until_ready()
+    copies = [copy()]
+    print("ready", flush=True)
+    # The worker of the source is killed meanwhile.
+    while lost_after(lambda: copies.append(copy())) is None:
+        del copies[:-4]
+    assert all((np.asarray(copy) == value + 1).all() for copy in copies)
+    assert (np.asarray(step(step(copies[-1]))) == value + 3).all()
+    # A program that was never compiled there, while the island restarts.
+    new = lost_after(lambda: jax.jit(lambda x: x * 7, device=first)(value).block_until_ready())
+    known = lost_after(lambda: step(jax.device_put(value, first)).block_until_ready())
+    assert max(new or 0, known or 0) < 1
+    while lost_after(lambda: step(jax.device_put(value, first)).block_until_ready()) is not None:
+        time.sleep(0.1)
+    assert (np.asarray(jax.device_put(step(jax.device_put(value, first)), second)) == value + 1).all()
+    print(sorted(d.id for d in jax.devices()))
+"""
+
+
+def test_copies_from_a_lost_island_leave_others_as_they_are(islands):
+    with start(islands, LOSING) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        os.kill(session_of(islands).hosts[0].process.pid, signal.SIGKILL)
+        out, err = client.communicate(timeout=120)
+    assert out == "[0, 1, 2, 3]\n", err[-2000:]
 
 
 def test_orbax_has_hosts_write_and_read_arrays(tmp_path, monkeypatch):
