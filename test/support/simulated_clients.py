@@ -8,12 +8,15 @@ import functools
 from collections.abc import Callable, Generator, Sequence
 
 from simulated_cluster import SimulatedCluster
-from simulated_messages import Call, FailedArray, Fetch, Run, SimulatedProgram
+from simulated_messages import Call, FailedArray, Fetch, Free, Run, SimulatedProgram
 
 from pathways.runtime.control.gang import Gang
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import FunctionCall, Step
+
+ALONE = "alone"
+"""Name of programs on one host of several."""
 
 Client = Generator[Callable[[], bool]]
 """Generator of the conditions that a client waits for."""
@@ -30,6 +33,7 @@ class SimulatedHandle:
       expected: its right value.
       position: its index among the arrays that its island computes in that step.
       is_held: whether a client still holds it.
+      alone: the rank of the only host that knows of it; None for all.
     """
 
     gang: Gang
@@ -38,6 +42,12 @@ class SimulatedHandle:
     expected: int
     position: int = 0
     is_held: bool = True
+    alone: int | None = None
+
+    @property
+    def hosts(self) -> Sequence[int]:
+        """The hosts that know of it."""
+        return self.gang.hosts if self.alone is None else (self.gang.hosts[self.alone],)
 
 
 class SimulatedClients:
@@ -93,7 +103,7 @@ class SimulatedClients:
         gangs = yield from self._current(program)
         if gangs is None:
             return
-        taken = self._arguments(gangs, picks)
+        taken = self._arguments(gangs, picks, program.alone)
         if gangs and any(self._blocks(gang) for gang in gangs.values()):
             yield lambda: not any(self._blocks(gang) for gang in gangs.values())
         now = self.cluster.time.now
@@ -104,8 +114,8 @@ class SimulatedClients:
                     self.outcomes["argument lost"] += 1
                     return
         number = self.core.take_numbers(1 + program.outputs)
-        hosts = [host for gang in gangs.values() for host in gang.hosts]
-        step = Step("f", number, hosts, program.salt, now)
+        hosts = [host for gang in gangs.values() for host in _hosts_of(program, gang)]
+        step = Step("f" if program.alone is None else ALONE, number, hosts, program.salt, now)
         try:
             before = [handle.step for handles in taken.values() for handle in handles]
             self.core.issue(step, [*gangs.values()], before)
@@ -124,7 +134,7 @@ class SimulatedClients:
         if gang.problem is not None:
             self.outcomes["call not begun"] += 1
             return
-        taken = self._arguments({gang.key.island: gang}, picks)[gang.key.island]
+        taken = self._arguments({gang.key.island: gang}, picks, None)[gang.key.island]
         hosts = gang.hosts[salt % len(gang.hosts) :]
         call = FunctionCall("m:f", self.core.take_numbers(), hosts, self.cluster.time.now)
         try:
@@ -160,7 +170,7 @@ class SimulatedClients:
         if handle.gang.failure is not None:
             self.outcomes["fetch refused"] += 1
             return
-        hosts = handle.gang.hosts if by_all else handle.gang.hosts[pick % len(handle.gang.hosts) :][:1]
+        hosts = handle.hosts if by_all else handle.hosts[pick % len(handle.hosts) :][:1]
         yield from self._check_fetched(handle, hosts, self._send_fetch(handle, hosts))
 
     def _send_fetch(self, handle: SimulatedHandle, hosts: Sequence[int]) -> HostRequest:
@@ -207,7 +217,10 @@ class SimulatedClients:
         if self.held:
             handle = self.held.pop(pick % len(self.held))
             handle.is_held = False
-            handle.gang.unused.add(handle.number)
+            if handle.alone is None:
+                handle.gang.unused.add(handle.number)
+            elif handle.gang.failure is None:
+                self.cluster.send(*handle.hosts, "steps", Free((handle.number,)))
 
     # The parts of actions.
 
@@ -224,10 +237,12 @@ class SimulatedClients:
             return None
         return current
 
-    def _arguments(self, gangs: dict[int, Gang], picks: Sequence[int]) -> dict[int, list[SimulatedHandle]]:
+    def _arguments(
+        self, gangs: dict[int, Gang], picks: Sequence[int], alone: int | None
+    ) -> dict[int, list[SimulatedHandle]]:
         taken: dict[int, list[SimulatedHandle]] = {}
         for n, (island, gang) in enumerate(gangs.items()):
-            here = [handle for handle in self.held if handle.gang is gang]
+            here = [handle for handle in self.held if handle.gang is gang and handle.alone == alone]
             mine = picks[n :: len(gangs)] if here else ()
             # More often recent arrays, which may still be computed.
             taken[island] = [here[-1 - pick % len(here) // (1 + pick % 3)] for pick in mine]
@@ -259,7 +274,7 @@ class SimulatedClients:
         outputs = []
         for island, gang in gangs.items():
             outputs += [
-                SimulatedHandle(gang, step.number + 1 + position, step, value, position)
+                SimulatedHandle(gang, step.number + 1 + position, step, value, position, alone=program.alone)
                 for position, value in enumerate(expected[island])
             ]
         return outputs
@@ -275,14 +290,16 @@ class SimulatedClients:
         workers = {island: self.cluster.of_gang[gang.key] for island, gang in gangs.items()}
         for island, gang in gangs.items():
             numbers = tuple(handle.number for handle in taken[island])
-            run = Run(step.number, first, program, workers, numbers, gang.unused.take_all())
-            for host in gang.hosts:
+            # Frees are for all hosts.
+            free = gang.unused.take_all() if program.alone is None else ()
+            run = Run(step.number, first, program, workers, numbers, free)
+            for host in _hosts_of(program, gang):
                 self.cluster.send(host, "steps", run)
 
     def _watch(self, step: Step, handles: list[SimulatedHandle]) -> Client:
         """Waits for each array, and checks its value."""
         for handle in handles:
-            hosts = handle.gang.hosts
+            hosts = handle.hosts
             is_done = (
                 step.is_settled
                 if self.core.has_multi_host_islands
@@ -297,6 +314,8 @@ class SimulatedClients:
                 continue
             self.outcomes["good"] += 1
             for worker in self.cluster.of_gang[handle.gang.key]:
+                if worker.host not in hosts:
+                    continue
                 found = worker.store.get(handle.number)
                 is_right = found == handle.expected if handle.is_held else not isinstance(found, FailedArray)
                 assert is_right or not worker.is_alive, f"the array of {step} on {worker} is wrong: {found}"
@@ -307,6 +326,10 @@ class SimulatedClients:
         for host, reports in request.answers.items():
             for report in reports:
                 assert report.bytes == request.number, f"host {host} answered another request"
+
+
+def _hosts_of(program: SimulatedProgram, gang: Gang) -> Sequence[int]:
+    return gang.hosts if program.alone is None else (gang.hosts[program.alone],)
 
 
 def verdict(step: Step) -> str:

@@ -21,11 +21,13 @@ class SimulatedProgram:
       salt: makes its values differ from those of other programs.
       route: the islands of the stages, in order.
       outputs: the number of arrays that the last stage of each island produces.
+      alone: the rank of the host of its only island that runs it alone; None for all.
     """
 
     salt: int
     route: tuple[int, ...]
     outputs: int
+    alone: int | None = None
 
     def stages(self, island: int) -> list[int]:
         """Returns the stages of an island."""

@@ -256,7 +256,7 @@ class SimulatedSessions(SimulatedClients):
         mine = [handle for handle in self.held if self._session_of[handle.number] == session]
         all_held, self.held = self.held, mine
         try:
-            return self._arguments(gangs, picks)
+            return self._arguments(gangs, picks, None)
         finally:
             self.held = all_held
 

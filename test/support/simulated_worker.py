@@ -319,7 +319,9 @@ class SimulatedWorker:
             if error is None:
                 yield from self._sleep(self._chance.expovariate(20) + self.pace)
                 self.pace = 0.0
-                value = yield from self._combine(program.value(stage, arguments, value))
+                value = program.value(stage, arguments, value)
+                if program.alone is None:
+                    value = yield from self._combine(value)
             if stage + 1 < len(program.route):
                 self._offer(run, stage, value if error is None else FailedArray(error))
         if missed is not None:

@@ -12,7 +12,7 @@ from random_histories import random_history
 from pathways.runtime.control import core as cores
 from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.gang import TRANSITIONS, Draining, Gang, Restarting, Terminating
-from pathways.runtime.control.held_failures import HeldFailures
+from pathways.runtime.control.held_failures import HeldFailure, HeldFailures
 from pathways.runtime.control.peer_reports import PeerReports
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.events import GangKey, GangStartFailed, HostLost
@@ -115,6 +115,16 @@ def a_failure_on_one_host_spares_its_island(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClusterCore, "handle", spared)
 
 
+def a_failure_of_one_host_alone_loses_its_island(patch: pytest.MonkeyPatch) -> None:
+    fail = ClusterCore._fail
+
+    def lost(self: ClusterCore, failure: HeldFailure, now: float) -> list[Any]:
+        failure.step.hosts = frozenset(self.gangs[failure.gang.island].hosts)
+        return fail(self, failure, now)
+
+    patch.setattr(ClusterCore, "_fail", lost)
+
+
 def failures_are_held_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldFailures, "release", lambda self, now: [])
 
@@ -211,6 +221,7 @@ PLANTS: list[Plant] = [
     results_are_shown_before_a_step_is_settled,
     a_permitted_exit_is_a_loss,
     frees_are_lost,
+    a_failure_of_one_host_alone_loses_its_island,
     a_failure_on_one_host_spares_its_island,
     values_for_lost_workers_are_not_cancelled,
     failures_are_held_for_ever,
