@@ -34,6 +34,7 @@ class Program:
       name: its name.
       run: does it on one side; None if `compare` does it on both.
       slices: the number of slices of the server.
+      joined: whether slices on hosts are joined: no mesh is over several of others.
       compare: does it on both sides where that is more than the same work twice.
       to_reach: largest ratio of the times of a step, where there is an aim.
     """
@@ -41,6 +42,7 @@ class Program:
     name: str
     run: Run | None = None
     slices: int = 1
+    joined: bool = True
     compare: Callable[[str], Compared] | None = None
     to_reach: float | None = None
 
@@ -57,7 +59,7 @@ class Program:
         if local is None:
             local = self.run(self.name, local_side())
             _file(self.name).write_text(json.dumps(dataclasses.asdict(local)))
-        return self.run(self.name, proxied(self.slices)), local
+        return self.run(self.name, proxied(self.slices, joined=self.joined)), local
 
 
 def _file(name: str) -> Path:
@@ -132,6 +134,7 @@ ALL = (
     Program("maxtext-checkpoints", compare=maxtext_runs.checkpoints),
     Program("maxtext-elastic", compare=maxtext_runs.elastic),
     Program("tunix-sft", script),
+    Program("tunix-grpo", script, slices=2, joined=False),
     Program("nnx-training", script),
     Program("numpyro-nuts", script),
     Program("blackjax-sampling", script),

@@ -114,11 +114,12 @@ IN_CLUSTER = "CLUSTER" in os.environ
 """Whether the server has eight devices on two hosts, and not in one process."""
 
 
-def proxied(slices: int = 1) -> Side:
-    """A program behind `pw-proxy`, with as many slices; on hosts these are islands, which are joined."""
+def proxied(slices: int = 1, *, joined: bool = True) -> Side:
+    """A program behind `pw-proxy`, with as many slices; on hosts these are islands, which may be joined."""
     flags = ["--cpu-devices", "8", "--slices", str(slices)]
     if IN_CLUSTER:
-        flags = ["--hosts", "2", "--devices-per-host", "4", "--islands", str(slices), "--joined"]
+        flags = ["--hosts", "2", "--devices-per-host", "4", "--islands", str(slices)]
+        flags += ["--joined"] if joined else []
     return Side("proxied", (sys.executable, "-m", "pathways.tools.pw_proxy", *flags, "--"))
 
 
