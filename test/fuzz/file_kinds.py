@@ -181,6 +181,10 @@ OTHER_VALUES = frozenset(
         *(f"{tool} --{flag}" for tool in ("pw-sim", "pw-viz") for flag in ("taken", "latency", "bandwidth")),
         *("pw-sim --limits", "pw-viz --limits", "pw-proxy --listen", "pw-proxy --platform"),
         *("pw-proxy --cpu-devices", "pw-proxy --slices", "pw-proxy --max-memory", "pw-proxy --files"),
+        *("pw-proxy --hosts", "pw-proxy --devices-per-host", "pw-proxy --islands", "pw-proxy --launcher"),
+        *("pw-proxy --address", "pw-proxy --bind", "pw-proxy --ports", "pw-proxy --start"),
+        *("pw-proxy --python", "pw-proxy --secret-file"),
+        *("pw-cluster --client", "pw-cluster --islands", "pw-cluster --files"),
         *(f"pw-worker --{flag}" for flag in ("join", "host", "wait", "hosts", "drain", "folder")),
         # Outputs.
         *(

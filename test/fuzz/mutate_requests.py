@@ -302,7 +302,7 @@ def run_case(served: ServedDevices, case: RequestCase, note: Callable[[str], Non
         if status.code and kind:
             problem = problem or f"a body beside {name}"
 
-    before = len(served.client.live_arrays())
+    before = len(served.backend.client.live_arrays())
     ended = ProxySession(1, served, read, lambda work: work())
     ended.state.host_buffers = StoredBuffers()
     for handle, data in case.buffers.items():
@@ -328,7 +328,7 @@ def run_case(served: ServedDevices, case: RequestCase, note: Callable[[str], Non
     del ended
     # A pending computation holds its operands.
     deadline = time.monotonic() + SECONDS
-    while (left := len(served.client.live_arrays()) - before) > 0 and time.monotonic() < deadline:
+    while (left := len(served.backend.client.live_arrays()) - before) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     if left > 0:
         return CaseVerdict("left", "arrays", dict(statuses), sent)
