@@ -34,7 +34,7 @@ _SEEN_SECONDS = 10.0
 
 
 class CheckpointFailedError(OSError):
-    """Checkpoint was not written or read; `errno` and `filename` are those of the process that failed."""
+    """Failure to write or read a checkpoint, with the `errno` and `filename` of the failed process."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -46,7 +46,7 @@ class _CopiedShard:
 
     Attributes:
       leaf: the number of its array.
-      array: the number of the array among those of its gang.
+      array: the number of the array among the arrays of its gang.
       shard: its index among the shards of the host.
       first: its first element in each dimension of the whole array.
     """

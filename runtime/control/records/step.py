@@ -166,7 +166,7 @@ class Step:
             return self._spoiled
         if self.pending_hosts:
             return None
-        # A step that is done stands for those before it; not by recursion, since there may be thousands.
+        # A finished step stands for the steps before it; without recursion, since thousands are possible.
         pending: dict[Step, None] = {}
         spoiled: dict[Step, None] = {}
         seen = {*self._before}

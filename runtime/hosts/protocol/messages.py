@@ -184,7 +184,7 @@ class LoadForeign(Message, frozen=True):
     """Request to load a program that an extension of the workers runs; the reply is `LoadDone`.
 
     Attributes:
-      kind: the name of the loader among those of the extension.
+      kind: the name of the loader among the loaders of the extension.
       body: the program, as the loader reads it.
       about: the number of a loaded program that the loader reads; 0 for none.
     """

@@ -28,7 +28,7 @@ class ProxyArray:
 
     @property
     def error(self) -> StatusError | None:
-        """The error in the place of the array; None if there is none, or none yet."""
+        """The error in the place of the array; None for an array without an error, or before one is known."""
         return self.value if isinstance(self.value, StatusError) else None
 
     def read(self) -> tuple[ArraySpec, Any]:

@@ -1,4 +1,4 @@
 """Files of clients' arrays.
 
-`file_store.py` has the base classes of what writes and reads them, `local_store.py` those of this process.
+`file_store.py` has the base classes of stores, and `local_store.py` the store of this process.
 """

@@ -30,7 +30,7 @@ class ResultPlace:
 
 
 class ForeignProgram:
-    """Program that workers run, and that is unloaded when it is no longer used.
+    """Program of workers, which is unloaded after its last use.
 
     Args:
       session: the session with the hosts.
@@ -117,7 +117,7 @@ class ForeignProgram:
 
 
 class ReloadedProgram:
-    """Program that is loaded again when other workers have replaced those that had it.
+    """Program that is loaded again after a restart of its workers.
 
     Args:
       load: loads it.

@@ -62,7 +62,7 @@ class HostedValue:
         return self
 
     def consists_of(self, shards: Sequence[Any]) -> bool:
-        """Returns whether some shards are all those of this array, in their order."""
+        """Returns whether some shards are all shards of this array, in their order."""
         return len(shards) == len(self.devices) and all(
             isinstance(shard, HostedShard) and shard.whole is self and shard.index == index
             for index, shard in enumerate(shards)
@@ -82,7 +82,7 @@ class HostedShard:
 
     Args:
       whole: the array.
-      index: the position of the shard among those of the client.
+      index: the position of the shard among the shards of the client.
       shape: the shape of the shard.
 
     Attributes:
