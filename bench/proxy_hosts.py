@@ -217,25 +217,35 @@ def kills() -> Iterator[Row]:
 
 
 def neighbours() -> Iterator[Row]:
-    """Measures a `pw` client of an island while an unmodified program floods another one."""
+    """Measures a `pw` client of an island while an unmodified program floods another one.
+
+    The second row has the flood on hosts of its own: what it costs there is the cores that all share.
+    """
     with cluster("[[islands]]\ncount = 2\n") as prefix:
-        alone, beside = [], []
         own = behind((), "us")
+        floods = {
+            "another island": [*prefix[:-1], "--islands", "island0", "--"],
+            "hosts of its own": TWO_ISLANDS,
+        }
+        alone: list[float] = []
+        beside: dict[str, list[float]] = {where: [] for where in floods}
         for _ in range(ROUNDS):
             alone.append(own("attached_steps"))
-            with start([*prefix[:-1], "--islands", "island0", "--", PYTHON, str(WORK), "flood"]) as flood:
-                assert flood.stdout is not None
-                while flood.stdout.readline() != "flooding\n":
-                    pass
-                beside.append(own("attached_steps"))
-                os.killpg(flood.pid, signal.SIGKILL)
-        yield {
-            "case": "waited step of a client, while a program floods another island",
-            "us": statistics.median(beside),
-            "alone us": statistics.median(alone),
-            "ratio": statistics.median(one / other for one, other in zip(beside, alone, strict=True)),
-            "to reach": "<= 1.05",
-        }
+            for where, words in floods.items():
+                with start([*words, PYTHON, str(WORK), "flood"]) as flood:
+                    assert flood.stdout is not None
+                    while flood.stdout.readline() != "flooding\n":
+                        pass
+                    beside[where].append(own("attached_steps"))
+                    os.killpg(flood.pid, signal.SIGKILL)
+        for where, values in beside.items():
+            yield {
+                "case": f"waited step of a client, while a program floods {where}",
+                "us": statistics.median(values),
+                "alone us": statistics.median(alone),
+                "ratio": statistics.median(one / other for one, other in zip(values, alone, strict=True)),
+                "to reach": "<= 1.05" if where == "another island" else "-",
+            }
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
 from pathways.runtime.service.sharing.service_core import ServiceCore
 from pathways.runtime.service.step_reports import BATCH_SECONDS, StepReports
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.1
 """Longest wait for messages, and interval of measurements of round trips, in seconds."""
 
 log = logging.getLogger("pathways")

@@ -133,6 +133,7 @@ ALL = (
     ),
     Program("maxtext-checkpoints", compare=maxtext_runs.checkpoints),
     Program("maxtext-elastic", compare=maxtext_runs.elastic),
+    Program("elastic-kills", script, slices=2, joined=False),
     Program("tunix-sft", script),
     Program("tunix-grpo", script, slices=2, joined=False),
     Program("nnx-training", script),

@@ -36,7 +36,7 @@ from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.resources.status import SpareStatus
 from pathways.runtime.resources.threads import start_thread
 
-_TICK_SECONDS = 0.05
+_TICK_SECONDS = 0.1
 _FREE_SECONDS = 0.05
 
 Split = Callable[..., SplitProgram]

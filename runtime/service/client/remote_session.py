@@ -53,7 +53,7 @@ from pathways.runtime.service.protocol.service_messages import (
 )
 from pathways.runtime.service.sharing.places import MAX_UNFINISHED
 
-_TICK_SECONDS = 0.05
+_TICK_SECONDS = 0.1
 _FREE_SECONDS = 0.05
 
 log = logging.getLogger("pathways")
