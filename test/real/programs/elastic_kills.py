@@ -1,7 +1,8 @@
 """pathwaysutils' `elastic_retry`: training goes on while slices are lost and come back at random moments.
 
 A thread of the program kills workers of the server, or has a server of one process lose and return its last
-slice. With local JAX nothing is lost, and the weights of the last step are the same.
+slice. Training is on the last slice of those left, and goes back to one that returns. With local JAX nothing is
+lost, and the weights of the last step are the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 import pathwaysutils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from pathwaysutils.elastic.manager import Manager
+from pathwaysutils.elastic.manager import Manager, ScaleUpSignalError
 from report import report
 
 LOSSES = 50
@@ -72,15 +73,15 @@ def step(weights, batch):
     return loss, weights - 1e-4 * slope
 
 
-def train(devices: list[jax.Device], is_due: Callable[[int], bool]) -> None:
-    """Trains from the saved step on; a step that is not due yet is repeated."""
+def train(devices: Sequence[jax.Device], begins: Callable[[int], bool]) -> None:
+    """Trains from the saved step on; `begins` returns whether a step is due, which is repeated until then."""
     mesh = Mesh(np.array(devices), ("data",))
     batch = jax.device_put(BATCH, NamedSharding(mesh, P("data")))
     weights = jax.device_put(saved["weights"], NamedSharding(mesh, P()))
     while saved["step"] < STEPS:
         loss, after = step(weights, batch)
         after = np.asarray(after)
-        if is_due(saved["step"]):
+        if begins(saved["step"]):
             saved.update(step=saved["step"] + 1, weights=after, loss=np.asarray(loss))
             weights = jax.device_put(after, NamedSharding(mesh, P()))
 
@@ -91,16 +92,20 @@ if "proxy" in (jax.config.jax_platforms or ""):
     attempts = 0
     threading.Thread(target=lose_slices, daemon=True).start()
 
-    @manager.elastic_retry(minimum_slice_count=1, poll_interval=0.2, timeout=60, max_retries=4 * LOSSES)
+    def begins(number: int) -> bool:
+        if manager.available_inactive_slices:
+            raise ScaleUpSignalError
+        return (number + 1) * LOSSES <= STEPS * losses
+
+    @manager.elastic_retry(minimum_slice_count=1, poll_interval=0.2, timeout=60, max_retries=10 * LOSSES)
     def attempt() -> None:
         global attempts
         attempts += 1
-        slice = min(manager.active_slice_indices)
-        train(manager.slice_to_devices[slice], lambda number: (number + 1) * LOSSES <= STEPS * losses)
+        train(manager.slice_to_devices[max(manager.active_slice_indices)], begins)
 
     attempt()
     print(f"{losses} losses, {attempts} attempts", file=sys.stderr)
-    assert losses == LOSSES
+    assert losses == LOSSES < 2 * attempts
 else:
     train(jax.devices()[:DEVICES], lambda number: True)
 report("loss", saved["loss"])
