@@ -1,8 +1,8 @@
 """pathwaysutils' `elastic_retry`: training goes on while slices are lost and come back at random moments.
 
 A thread of the program kills workers of the server, or has a server of one process lose and return its last
-slice. Training is on the last slice of those left, and goes back to one that returns. With local JAX nothing is
-lost, and the weights of the last step are the same.
+slice. Training is on the last slice of those left, and goes back to one that returns. With local JAX nothing
+is lost, and the weights of the last step are the same.
 """
 
 from __future__ import annotations
