@@ -91,6 +91,12 @@ KNOWN = (
         "returned non-zero exit status",
         "test_no_backend_warning_on_cpu_if_platform_specified",
     ),
+    KnownDifference(
+        "pw-proxy on hosts",
+        "the value of a token: an empty array, where one process raises an error",
+        "RuntimeError not raised",
+        "test_print_token_buffer_error",
+    ),
 )
 
 
