@@ -9,10 +9,12 @@ from pathways.compiler.backends.executable import ProgramExecutable, Scheduled
 from pathways.compiler.backends.hosts_executable import HostsExecutable
 from pathways.compiler.backends.local_executable import LocalExecutable
 from pathways.compiler.backends.prints import module_for_hosts
+from pathways.compiler.backends.served_executable import load_proxied
 from pathways.compiler.frontend.user_code import warn
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.program_loader import ProgramLoader
 from pathways.runtime.hosts.protocol.programs import BoundProgram
+from pathways.runtime.local.devices import devices_of_cluster
 from pathways.runtime.local.load import load
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.traces.file_trace import start_from_environment
@@ -42,6 +44,8 @@ def load_program(
             _warn_of_unchecked_values()
         loader = ProgramLoader(hosts, _bound(program), program.plan, program.module.context)
         return HostsExecutable(loader, bindings, program.interface, program.signature)
+    if pjrt.is_proxied(devices_of_cluster()[0]):
+        return load_proxied(program, bindings)
     start_from_environment()
     executable = load(
         program.plan,

@@ -66,19 +66,28 @@ def save(
       OSError: the file cannot be written.
     """
     try:
-        _save(path, scheduled, name, interface, signature, requests)
+        bundle.write(path, *_contents(scheduled, name, interface, signature, requests))
     except BundleError as error:
         raise BundleError(f"cannot save program '{name}': {error}") from None
 
 
-def _save(
-    path: str | os.PathLike[str],
+def packed(scheduled: ir.Module, name: str, interface: Interface, signature: Signature) -> bytes:
+    """Returns the bytes of a bundle without code; for the arguments see `save`.
+
+    Raises:
+      BundleError: the program cannot be stored in a bundle; names the reason.
+    """
+    return b"".join(bundle.pack(*_contents(scheduled, name, interface, signature, {})))
+
+
+def _contents(
     scheduled: ir.Module,
     name: str,
     interface: Interface,
     signature: Signature,
     requests: Mapping[str, Sequence[Request]],
-) -> None:
+) -> tuple[Manifest, bytes, Sequence[bytes], Sequence[bytes], Sequence[tuple[Code, bytes]]]:
+    """Returns the arguments of `bundle.write`."""
     in_parts = form_of(scheduled) == PARTS.name
     modules = (
         {symbol_name(p.operation.opview) or "": p for p in parts_of(scheduled)}
@@ -124,8 +133,7 @@ def _save(
         constants=tuple(Constant(n, value.shape, value.dtype.name) for n, value in constants.items()),
         version=VERSION_OF_SUB_PROGRAMS if in_parts else VERSION,
     )
-    bundle.write(
-        path,
+    return (
         manifest,
         _program_text(scheduled),
         artifacts,

@@ -55,7 +55,7 @@ def load_ifrt(context: ir.Context) -> None:
     The bindings have no function for it; a pass of theirs that produces the dialect loads it.
     """
     text = 'func.func public @main() attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} { return }'
-    _sdy_mpmd().lower_to_ifrt(ir.Module.parse(text, context))
+    mpmd_bindings().lower_to_ifrt(ir.Module.parse(text, context))
 
 
 _NAMES_WHERE_BUILT = {"mlir": jaxlib.mlir, "mlir.ir": ir}
@@ -63,7 +63,7 @@ _NAMES_WHERE_BUILT = {"mlir": jaxlib.mlir, "mlir.ir": ir}
 
 
 @functools.cache
-def _sdy_mpmd() -> Any:
+def mpmd_bindings() -> Any:
     """Imports the bindings of Shardy's MPMD compiler, without the jax that these would import."""
     stand_ins = {name: types.ModuleType(name) for name in ("jax", "jax.jaxlib")} | _NAMES_WHERE_BUILT
     # Not above: it imports the core of NumPy, which few tools need.

@@ -116,20 +116,7 @@ def write(
       BundleError: the format cannot hold the program, such as one of more than 4 GiB.
       OSError: the file cannot be written.
     """
-    members = {PROGRAM: program}
-    members |= {computation_member(n): data for n, data in enumerate(artifacts)}
-    members |= {constant_member(n): data for n, data in enumerate(constants)}
-    digests = {name: sha256(data) for name, data in members.items()}
-    described = write_record(msgspec.structs.replace(manifest, digests=digests))
-    if executables:
-        members[INDEX] = write_record(CodeIndex(sha256(described), tuple(code for code, _ in executables)))
-        members |= {code_member(n): data for n, (_, data) in enumerate(executables)}
-    members = {MANIFEST: described, **members}
-    try:
-        data = stored_zip.pack(members)
-    except StoredZipError as error:
-        advice = "pass large arrays as arguments instead of closing over them"
-        raise BundleError(f"a bundle {error}; {advice}") from None
+    data = pack(manifest, program, artifacts, constants, executables)
     # A bundle that no reader accepts must not be written.
     parse(b"".join(data), str(path))
     target = Path(path).resolve()  # Replaces the file behind a symbolic link, not the link.
@@ -140,6 +127,34 @@ def write(
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def pack(
+    manifest: Manifest,
+    program: bytes,
+    artifacts: Sequence[bytes],
+    constants: Sequence[bytes],
+    executables: Sequence[tuple[Code, bytes]] = (),
+) -> list[bytes]:
+    """Returns the pieces of the bytes of a bundle.
+
+    Raises:
+      BundleError: the format cannot hold the program, such as one of more than 4 GiB.
+    """
+    members = {PROGRAM: program}
+    members |= {computation_member(n): data for n, data in enumerate(artifacts)}
+    members |= {constant_member(n): data for n, data in enumerate(constants)}
+    digests = {name: sha256(data) for name, data in members.items()}
+    described = write_record(msgspec.structs.replace(manifest, digests=digests))
+    if executables:
+        members[INDEX] = write_record(CodeIndex(sha256(described), tuple(code for code, _ in executables)))
+        members |= {code_member(n): data for n, (_, data) in enumerate(executables)}
+    members = {MANIFEST: described, **members}
+    try:
+        return stored_zip.pack(members)
+    except StoredZipError as error:
+        advice = "pass large arrays as arguments instead of closing over them"
+        raise BundleError(f"a bundle {error}; {advice}") from None
 
 
 def read(path: str | os.PathLike[str]) -> Bundle:

@@ -86,12 +86,17 @@ def release(slice: VirtualSlice) -> None:
 
 def discover(
     cpu_devices: int | None = None,
-    islands: int = 1,
+    islands: int | None = None,
     platform: str | None = None,
     device_memory: int | None = None,
 ) -> Cluster:
     """Returns the cluster of this process, for arguments that `connect` has checked."""
     handles = _jax_devices(platform) if cpu_devices is None else _cpu_devices(cpu_devices)
+    if islands is None:
+        # Those of `pw-proxy` say which slice they are of, if there are several.
+        islands = (
+            len({getattr(handle, "slice_index", 0) for handle in handles if pjrt.is_proxied(handle)}) or 1
+        )
     if islands < 1:
         raise ValueError(f"islands={islands}: expected at least 1")
     if len(handles) % islands:
@@ -162,9 +167,7 @@ def _discovery(
         raise ValueError(f"device_memory={device_memory}: expected at least 1 byte")
     if cpu_devices is not None and platform not in (None, "cpu"):
         raise ValueError(f"cpu_devices={cpu_devices} with platform={platform!r}: expected platform='cpu'")
-    return functools.partial(
-        discover, cpu_devices, 1 if islands is None else islands, platform, device_memory
-    )
+    return functools.partial(discover, cpu_devices, islands, platform, device_memory)
 
 
 def _discover_from_environment() -> Cluster:
@@ -191,7 +194,7 @@ def _device(handle: jax.Device, position: int, island: str, stated_memory: int |
 def _memory_limit(handle: jax.Device) -> int | None:
     """Returns the bytes of memory that programs may use on a device; None if JAX does not report them."""
     # JAX has no statistics of devices of other processes.
-    if handle.process_index != jax.process_index():
+    if handle.process_index != jax.process_index() or pjrt.is_proxied(handle):
         return None
     return (handle.memory_stats() or {}).get("bytes_limit")
 

@@ -195,8 +195,8 @@ def load(
     generated = codegen.generate(plan, target)
     return Executable(
         plan,
-        tuple(_ports(plan, passed, slots)),
-        tuple(_ports(plan, plan.results, slots)),
+        tuple(ports_of(plan, passed, slots)),
+        tuple(ports_of(plan, plan.results, slots)),
         generated.run,
         generated.source,
         all(pjrt.platform_of(device) == "cpu" for mesh in meshes.values() for device in mesh.devices.flat),
@@ -235,7 +235,8 @@ def _requests(
     return requests
 
 
-def _ports(plan: Plan, values: Sequence[Argument | Result], slots: SlotArrays) -> Iterator[Port]:
+def ports_of(plan: Plan, values: Sequence[Argument | Result], slots: SlotArrays) -> Iterator[Port]:
+    """Yields the ports of the arguments or results of a plan, in order."""
     for number, value in enumerate(values):
         for slice, slot in value.slots.items():
             yield Port(number, slice, plan.slot_types[slot], slots.shardings[slot])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,12 @@ import jax
 import numpy as np
 
 from pathways.dialect.errors import PathwaysError
-from pathways.runtime.local.load import Executable, Port, stats_of
+from pathways.runtime.bundle.carrier import bundle_in
+from pathways.runtime.bundle.file import Bundle, parse
+from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.bundle.program import read_program
+from pathways.runtime.local.devices import binding_of
+from pathways.runtime.local.load import Executable, Port, load, stats_of
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
@@ -28,10 +34,12 @@ class MpmdProgram(CompiledProgram):
 
     Attributes:
       parameters: the required type and placement of each argument.
+      read: the arguments that the executable takes, in order.
     """
 
     executable: Executable
     parameters: tuple[ArraySpec, ...]
+    read: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -42,11 +50,6 @@ class MpmdProgram(CompiledProgram):
     def _accepted(self) -> list[set[ArrayPlacement]]:
         """Placements that were checked already, for each argument."""
         return [{parameter.placement} for parameter in self.parameters]
-
-    @functools.cached_property
-    def _read(self) -> list[int]:
-        """The arguments that the program reads, in order."""
-        return [port.number for port in self.executable.inputs]
 
     @functools.cached_property
     def slice_memory(self) -> MemoryAnalysis:
@@ -69,7 +72,7 @@ class MpmdProgram(CompiledProgram):
             self._check_donated(operands, donated)
             for number in set(self.donated) & set(kept):
                 operands[number] = _copy(operands[number])
-            values = self.executable.run([operands[number] for number in self._read])
+            values = self.executable.run([operands[number] for number in self.read])
         except Exception as error:
             return self.fail(_status_of(error))
         return [
@@ -199,14 +202,20 @@ class MpmdProgram(CompiledProgram):
 
 
 def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) -> MpmdProgram:
-    """Compiles a serialised `IfrtIRProgram` for the devices that its options name.
+    """Compiles a serialised `IfrtIRProgram`, or the bundle in it, for the devices that its options name.
 
     Raises:
       StatusError: the server or XLA rejects it.
     """
-    if served.compile_ifrt is None:
-        raise StatusError(StatusCode.UNIMPLEMENTED, "programs in IFRT IR are not supported by the server")
     proto = served.messages.parse("xla.ifrt.IfrtIrProgramProto", program)
+    bundle = bundle_in(proto.ifrt_program)
+    if served.compile_ifrt is None:
+        kind, remedy = "in IFRT IR", ""
+        if bundle is not None:
+            kind, remedy = "of Pathways", " on hosts; run them there with pathways.connect(hosts=...)"
+        raise StatusError(
+            StatusCode.UNIMPLEMENTED, f"programs {kind} are not supported by the server{remedy}"
+        )
     if proto.HasField("ifrt_version") or proto.atom_programs:
         raise StatusError(
             StatusCode.UNIMPLEMENTED, "versioned programs in IFRT IR are not supported by the server"
@@ -222,30 +231,64 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
             "compiler options for the computations of a program in IFRT IR are not supported by the server",
         )
     devices = tuple(served.device(number) for number in compile_options.device_ids)
-    module = served.reader.read_ifrt(proto.ifrt_program)
+    if bundle is not None:
+        served.reader.check_bundle(bundle)
+    else:
+        module = served.reader.read_ifrt(proto.ifrt_program)
     try:
-        executable = served.compile_ifrt(module, devices)
+        if bundle is not None:
+            executable = _load_bundle(parse(bundle, "the program"), devices)
+            # A caller of Pathways passes an argument to each slice that reads it.
+            read = tuple(range(len(executable.inputs)))
+        else:
+            executable = served.compile_ifrt(module, devices)
+            read = tuple(port.number for port in executable.inputs)
     except Exception as error:
         raise _status_of(error) from None
+    passed = [argument for argument in executable.plan.arguments if argument.constant is None]
+    if bundle is not None:
+        passed = [passed[port.number] for port in executable.inputs]
+    inputs = dict(zip(read, executable.inputs, strict=True))
     code = (max(loaded.size_of_generated_code_in_bytes(), 0) for loaded in executable.executables.values())
     memory = served.memory.reserve([sum(code)])
-    plan = executable.plan
-    inputs = {port.number: port for port in executable.inputs}
     # An argument that nothing reads may be on any device.
     anywhere = ArrayPlacement(devices[:1], None, None)
     return MpmdProgram(
         executable,
         tuple(dict.fromkeys(devices)),
         tuple(_spec(port) for port in executable.outputs),
-        tuple(number for number, argument in enumerate(plan.arguments) if argument.donated),
+        tuple(number for number, argument in enumerate(passed) if argument.donated),
         tuple(
             _spec(inputs[number])
             if number in inputs
             else ArraySpec(_dtype(argument.type.dtype), argument.type.shape, anywhere)
-            for number, argument in enumerate(plan.arguments)
+            for number, argument in enumerate(passed)
         ),
+        read,
         memory=memory,
     )
+
+
+def _load_bundle(bundle: Bundle, devices: Sequence[jax.Device]) -> Executable:
+    """Compiles a bundle that was checked, for the devices of its slices, one slice after the other.
+
+    Raises:
+      BundleError: it is for another platform, or for another number of devices.
+      ResourceError, CompileError: see `runtime.local.load`.
+    """
+    manifest, platform = bundle.manifest, pjrt.platform_of(devices[0])
+    if manifest.platform != platform:
+        raise BundleError(f"compiled for platform {manifest.platform}, but these are {platform} devices")
+    if sum(slice.size for slice in manifest.slices) != len(devices):
+        raise BundleError(f"its slices have other devices than the {len(devices)} of the request")
+    program = read_program(bundle)
+    if program.calls is not None:
+        raise BundleError("loops whose end depends on values are not supported in a proxied process")
+    remaining = iter(devices)
+    bindings = {
+        slice.name: binding_of([*itertools.islice(remaining, slice.size)], slice) for slice in manifest.slices
+    }
+    return load(program.plan, bindings, argument_names=[leaf.name for leaf in manifest.arguments])
 
 
 def _spec(port: Port) -> ArraySpec:

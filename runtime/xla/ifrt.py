@@ -14,8 +14,13 @@ import jax
 import numpy as np
 from jax._src import op_shardings, sharding_impls
 from jaxlib import _hlo, _jax, xla_client
+from jaxlib.mlir import ir
 
+from pathways.dialect.operations.bindings import mpmd_bindings
 from pathways.runtime.xla import pjrt
+
+MpmdExecutable = Any
+"""Program on several meshes that a server has compiled."""
 
 HloSharding = Any
 """Division of an array into shards, without devices."""
@@ -140,3 +145,22 @@ def donated_operands(executable: Any) -> tuple[int, ...]:
     # The first line of the text has the aliases: `input_output_alias={ {0}: (1, {}, may-alias) }`.
     header = executable.hlo_modules()[0].to_string(options).partition("\n")[0]
     return tuple(sorted({int(number) for number in _ALIASES.findall(header)}))
+
+
+def compile_mpmd(
+    module: ir.Module,
+    devices: Sequence[jax.Device],
+    avals: Sequence[pjrt.Aval],
+    shardings: Sequence[jax.sharding.Sharding],
+) -> MpmdExecutable:
+    """Has the server of devices compile a module in IFRT IR; returns the program, which has `execute`.
+
+    JAX has no call for a program on several meshes; that of Shardy's MPMD compiler takes any module.
+
+    Args:
+      devices: the devices that the program numbers from 0.
+      avals: the avals of the results.
+    """
+    return mpmd_bindings().compile_mpmd(
+        devices[0].client, module, list(devices), list(avals), list(shardings)
+    )

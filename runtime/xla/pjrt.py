@@ -81,6 +81,11 @@ def put_shard(data: Any, device: jax.Device, sharding: jax.sharding.Sharding, **
     return jax.device_put(data, place, **options)
 
 
+def is_proxied(device: jax.Device) -> bool:
+    """Returns whether a device is that of a server, such as `pw-proxy`, in the process of a client."""
+    return device.client.runtime_type.startswith("proxy/")
+
+
 def platform_of(device: jax.Device) -> str:
     """Returns the platform that a device runs code for: cpu, cuda, rocm, tpu.
 
@@ -401,6 +406,13 @@ def rewrap(aval: Aval, sharding: jax.sharding.Sharding, *, committed: bool = Tru
     """
     handler = pxla.global_aval_to_result_handler(aval, sharding, committed)
     return lambda array: handler(array._arrays)
+
+
+def key_maker(aval: Aval) -> Callable[[jax.Array], jax.Array]:
+    """Returns a function that makes typed PRNG keys of their words; the name of a kind is public for arrays
+    alone."""
+    kind = aval.dtype._impl.name
+    return lambda words: jax.random.wrap_key_data(words, impl=kind)
 
 
 def start_profile() -> Any | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathways.runtime.bundle.file import is_artifact
 from pathways.runtime.proxy.reading.read_process import (
     ARTIFACT,
+    BUNDLE,
     IFRT,
     MODULE,
     allowed_seconds,
@@ -66,6 +67,14 @@ class ProgramReader:
           StatusError: the program is invalid, or cannot be read.
         """
         return self._read(IFRT, program, "no valid program in IFRT IR")
+
+    def check_bundle(self, bundle: bytes) -> None:
+        """Checks everything in a bundle that MLIR and XLA read.
+
+        Raises:
+          StatusError: a check failed, or it cannot be read.
+        """
+        self._read(BUNDLE, bundle, "no valid program of Pathways")
 
     def close(self) -> None:
         """Terminates all processes; programs that they are reading get an error."""

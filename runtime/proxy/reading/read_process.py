@@ -25,11 +25,14 @@ from jaxlib.mlir.dialects import stablehlo
 from pathways.dialect.operations.bindings import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.dialect.syntax.stablehlo import parse_module
+from pathways.runtime.bundle.examine import examine
+from pathways.runtime.bundle.file import parse
+from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.resources.child_process import receive_piece, send_piece
 from pathways.runtime.resources.process_limits import exit_with_parent, limit_memory
 
-MODULE, ARTIFACT, IFRT = b"m", b"a", b"i"
-"""Kinds of programs: StableHLO as text or bytecode, a portable artifact of it, or IFRT IR."""
+MODULE, ARTIFACT, IFRT, BUNDLE = b"m", b"a", b"i", b"b"
+"""Kinds of programs: StableHLO as text or bytecode, a portable artifact of it, IFRT IR, or a bundle."""
 
 
 def allowed_seconds(size: int) -> float:
@@ -100,8 +103,10 @@ def read_program(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[b
       data: the program of a client.
 
     Returns:
-      Whether it is valid, and its bytecode, written by MLIR, or the error.
+      Whether it is valid, and its bytecode, written by MLIR, or the error; for a bundle no bytecode.
     """
+    if kind == BUNDLE:
+        return _examined(data)
     of_program, of_text = contexts.pair(kind)
     try:
         module = parse_module(data, of_program, is_artifact=kind == ARTIFACT)
@@ -111,6 +116,15 @@ def read_program(kind: bytes, data: bytes, contexts: ProgramContexts) -> tuple[b
         return True, bytecode_of(parse_module(text, of_text))
     except ValueError as error:
         return False, str(error).encode(errors="replace")
+
+
+def _examined(data: bytes) -> tuple[bool, bytes]:
+    """Examines a bundle, whose program is text that MLIR parses, and artifacts."""
+    try:
+        examine(parse(data, "the program"))
+    except BundleError as error:
+        return False, str(error).encode(errors="replace")
+    return True, b""
 
 
 def _read_all(connection: socket.socket, contexts: ProgramContexts) -> None:

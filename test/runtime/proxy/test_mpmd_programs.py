@@ -7,11 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 
+import pathways as pw
+from pathways.compiler.lower.bundles import packed
 from pathways.compiler.mpmd.from_ifrt import compile_ifrt
 from pathways.dialect import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
+from pathways.runtime.bundle.carrier import carrier_of
 from pathways.runtime.local import memory
 from pathways.runtime.proxy.arrays.local_engine import LocalEngine
 from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
@@ -296,3 +302,61 @@ def test_server_without_a_compiler_for_them() -> None:
         StatusError, match="UNIMPLEMENTED: programs in IFRT IR are not supported by the server"
     ):
         compiled(served, b"")
+
+
+@pytest.fixture(scope="module")
+def bundle() -> bytes:
+    devices = pw.make_virtual_device_set()
+    first, second = (devices.add_slice(shape=(n,), axis_names=("x",)) for n in (2, 1))
+    double = pw.jit(lambda x: 2 * x, devices=first, in_shardings=P("x"), out_shardings=P("x"))
+    add = pw.jit(lambda x, y: x + y, devices=second)
+    lowered = pw.program(lambda x, y: (double(x), add(double(x), y)), donate_argnums=0).lower(X, Y)
+    return packed(lowered._forms.scheduled, "step", lowered._interface, lowered._signature)
+
+
+def test_program_of_a_bundle_on_two_slices(served: ServedDevices, bundle: bytes) -> None:
+    program = compiled(served, bytecode_of(carrier_of(bundle)))
+    first, second = program.execute(arguments(program))
+    np.testing.assert_array_equal(first.read()[1], 2 * X)
+    np.testing.assert_array_equal(second.read()[1], 2 * X + Y)
+    assert program.donated == (0,)
+    assert [[device.id for device in spec.placement.devices] for spec in program.results] == [[4, 5], [7]]
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ((4, 5), "its slices have other devices than the 2 of the request"),
+        ((4, 5, 6, 7), "its slices have other devices than the 4 of the request"),
+        ((4, 5, 99), "no device has the id 99"),
+    ],
+)
+def test_bundle_on_other_devices(served: ServedDevices, bundle: bytes, devices, message) -> None:
+    with pytest.raises(StatusError, match=message):
+        compiled(served, bytecode_of(carrier_of(bundle)), devices)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_damaged_bundle_is_one_status(served: ServedDevices, bundle: bytes, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(bundle) - 1))
+    piece = data.draw(st.binary(min_size=0, max_size=8))
+    damaged = bundle[:start] + piece + bundle[start + data.draw(st.integers(0, 8)) :]
+    assume(damaged != bundle)
+    with pytest.raises(StatusError) as raised:
+        compiled(served, bytecode_of(carrier_of(damaged)))
+    assert raised.value.code == StatusCode.INVALID_ARGUMENT
+
+
+def test_a_bundle_that_is_cut_off(served: ServedDevices, bundle: bytes) -> None:
+    program = bytecode_of(carrier_of(bundle))
+    for size in (20, len(program) // 2):
+        start = program.index(b"pathways bundle ")
+        with pytest.raises(StatusError, match="no valid program of Pathways"):
+            compiled(served, program[: start + size])
+
+
+def test_bundles_need_devices_of_the_server(bundle: bytes) -> None:
+    served = ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES)
+    with pytest.raises(StatusError, match=r"run them there with pathways.connect\(hosts=...\)"):
+        compiled(served, bytecode_of(carrier_of(bundle)))

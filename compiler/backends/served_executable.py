@@ -1,0 +1,75 @@
+"""Program of one signature in a process behind `pw-proxy`, whose server compiles and runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import override
+
+import jax
+
+from pathways.compiler.backends.executable import Scheduled
+from pathways.compiler.backends.local_executable import LocalExecutable
+from pathways.compiler.frontend.arguments import Signature
+from pathways.compiler.frontend.trees import keys_of
+from pathways.compiler.lower.bundles import packed
+from pathways.compiler.lower.phases import ProgramError
+from pathways.compiler.lower.python_calls import python_call_of
+from pathways.runtime.bundle.manifest import BundleError
+from pathways.runtime.local.memory import MemoryAnalysis
+from pathways.runtime.local.proxied_load import REMEDY, ProxiedExecutable, load_by_server
+from pathways.runtime.resources.manager import Binding
+
+
+class ServedExecutable(LocalExecutable):
+    """Program of one signature on the devices of a server.
+
+    Arguments and results are `jax.Array`s of the server, as those of `jax.jit`, so that only what concerns
+    compiled code differs from a `LocalExecutable`.
+    """
+
+    loaded: ProxiedExecutable
+
+    @override
+    def memory_analysis(self) -> MemoryAnalysis:
+        return self.loaded.memory_analysis()
+
+    @override
+    def flops(self, computation: str, slice: str) -> float:
+        return self.loaded.flops(computation)
+
+    @override
+    def device_text(self) -> str:
+        """Refuses; see the error.
+
+        Raises:
+          RuntimeError: always.
+        """
+        raise RuntimeError(f"program '{self.name}' is compiled by a server, which keeps the text; {REMEDY}")
+
+
+def load_proxied(program: Scheduled, bindings: Mapping[str, Binding]) -> ServedExecutable:
+    """Has the server of this process's devices compile a program.
+
+    Raises:
+      ProgramError: a server cannot run it; says why.
+      JaxRuntimeError: the server or XLA rejects it.
+    """
+    name = program.plan.name
+    if program.stored is not None:
+        raise ProgramError(f"program '{name}' is of a bundle, which is for devices of this process; {REMEDY}")
+    for computation in program.plan.computations.values():
+        if computation.callbacks:
+            call = python_call_of(program.module, computation.name)
+            raise ProgramError(f"program '{name}' calls back into Python, {call}, a server cannot; {REMEDY}")
+    # The server gets arrays one by one, and needs no structures, which may be of any registered nodes.
+    in_tree = jax.tree.structure(((0,) * len(program.interface.in_avals), {}))
+    out_tree = jax.tree.structure((0,) * len(program.interface.out_avals))
+    interface = dataclasses.replace(program.interface, out_tree=out_tree, out_keys=keys_of(out_tree))
+    signature = Signature(in_tree, keys_of(in_tree), interface.in_avals, (), None)
+    try:
+        bundle = packed(program.module, name, interface, signature)
+    except BundleError as error:
+        raise ProgramError(f"program '{name}' cannot be sent to a server: {error}") from None
+    executable = load_by_server(program.plan, bundle, bindings, program.interface.out_avals)
+    return ServedExecutable(executable, program.interface, program.signature, program.keepalive)

@@ -1,0 +1,116 @@
+"""Loading of programs in the process of a client of `pw-proxy`: the server compiles and runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, override
+
+import jax
+
+from pathways.runtime.bundle.carrier import carrier_of
+from pathways.runtime.local.devices import devices_of, mesh_of
+from pathways.runtime.local.load import Executable, ports_of
+from pathways.runtime.local.memory import MemoryAnalysis, SliceMemory
+from pathways.runtime.local.recording import CallRecorder
+from pathways.runtime.local.slots import aval_of, slot_arrays
+from pathways.runtime.plan.plan import Plan
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.xla import ifrt, pjrt
+
+REMEDY = "run it without pw-proxy, or with pathways.connect(hosts=...)"
+"""End of messages of what a server has not."""
+
+
+@dataclasses.dataclass(eq=False)
+class ProxiedExecutable(Executable):
+    """Program that is loaded on the devices of a server, in the process of a client.
+
+    Attributes:
+      program: the program at the server.
+    """
+
+    program: ifrt.MpmdExecutable
+
+    @override
+    def observe(self, recorder: CallRecorder | None) -> None:
+        """Refuses a trace.
+
+        Raises:
+          RuntimeError: a recorder is given.
+        """
+        if recorder is not None:
+            raise RuntimeError(
+                f"program '{self.plan.name}' is launched by a server, which has no trace; {REMEDY}"
+            )
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """Returns the memory that one call needs on each slice, by the analysis of the server."""
+        stats = self.program.get_compiled_memory_stats()
+        fields = [field.name for field in dataclasses.fields(SliceMemory) if field.name != "devices"]
+        return MemoryAnalysis(
+            {
+                slice: SliceMemory(spec.size, **{name: getattr(stats[slice], name, 0) for name in fields})
+                for slice, spec in self.plan.slices.items()
+                if slice in stats
+            }
+        )
+
+    def flops(self, computation: str) -> float:
+        """Returns the floating-point operations of one launch by XLA's estimate, on all its devices."""
+        return float(self.program.cost_analysis()[computation].get("flops", 0.0))
+
+
+def load_by_server(
+    plan: Plan, bundle: bytes, bindings: Mapping[str, Binding], result_avals: Sequence[pjrt.Aval]
+) -> ProxiedExecutable:
+    """Has the server of this process's devices load a program.
+
+    Args:
+      plan: its plan.
+      bundle: the same as a bundle.
+      bindings: the devices of each of its slices, by name, in the order of the bundle.
+      result_avals: the avals of its results, which may have weak types, and the dtypes of typed PRNG keys.
+
+    Raises:
+      JaxRuntimeError: the server or XLA rejects it.
+    """
+    meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
+    slots = slot_arrays(plan, meshes, result_avals)
+    passed = [argument for argument in plan.arguments if argument.constant is None]
+    inputs, outputs = (tuple(ports_of(plan, values, slots)) for values in (passed, plan.results))
+    # Of blocks of replicas, which are a part of the result.
+    avals = [result_avals[port.number].update(shape=port.type.shape) for port in outputs]
+    keys = {n: pjrt.key_maker(aval) for n, aval in enumerate(avals) if _is_key(aval)}
+    words = [aval_of(port.type) if n in keys else avals[n] for n, port in enumerate(outputs)]
+    devices = list(itertools.chain.from_iterable(map(devices_of, bindings.values())))
+    shardings = [port.sharding for port in outputs]
+    program = ifrt.compile_mpmd(carrier_of(bundle), devices, words, shardings)
+    run = _with_keys(program.execute, keys) if keys else program.execute
+    counts = {name: len(mesh.local_devices) for name, mesh in meshes.items()}
+    target: Any = None
+    return ProxiedExecutable(plan, inputs, outputs, run, "", False, {}, (), (), target, counts, program)
+
+
+def _is_key(aval: pjrt.Aval) -> bool:
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def _with_keys(
+    execute: Callable[[list[jax.Array]], list[jax.Array]],
+    keys: Mapping[int, Callable[[jax.Array], jax.Array]],
+) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    """Returns a function that executes, and makes typed PRNG keys of their words among the results.
+
+    Args:
+      keys: the functions that make keys, by the positions of results.
+    """
+
+    def run(arrays: list[jax.Array]) -> list[jax.Array]:
+        results = execute(arrays)
+        for n, make in keys.items():
+            results[n] = make(results[n])
+        return results
+
+    return run

@@ -1,0 +1,124 @@
+"""Programs of Pathways in a process behind `pw-proxy`: their arrays are those of plain JAX there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import proxied_programs
+import proxy_programs
+import pytest
+
+import pathways.proxy
+from pathways.proxy import ProxyServer
+
+pytestmark = pytest.mark.process
+
+STAGE = """if True:
+    import jax, jax.numpy as jnp, numpy as np
+    import pathways as pw
+    stage = pw.make_virtual_device_set().add_slice(shape=(2,), axis_names=("x",))
+    def lowered(function, *arguments):
+        return pw.program(pw.jit(function, devices=stage)).lower(*arguments)
+    def error_of(function):
+        try:
+            return f"no error: {function()}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+"""
+"""Start of a program of a client."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
+    """Starts a server of the devices of this process, as two slices."""
+    path = tmp_path_factory.mktemp("proxy") / "socket"
+    with pathways.proxy.serve(path, jax.devices("cpu"), slices=2) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxied(server: ProxyServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Returns the results of all programs, from one process that uses the server."""
+    folder = tmp_path_factory.mktemp("proxied")
+    return proxy_programs.run_proxied(server, proxied_programs.__file__, folder)
+
+
+def lines_of(server: ProxyServer, program: str) -> list[str]:
+    """Returns what a program that uses the server writes."""
+    environment = os.environ | server.environment
+    command = [sys.executable, "-c", STAGE + program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", proxied_programs.PROGRAMS)
+def test_equals_the_program_in_one_process(name: str, proxied: dict[str, Any]) -> None:
+    proxy_programs.assert_equal(proxied[name], proxied_programs.PROGRAMS[name])
+
+
+def test_slices_of_the_server_are_islands(server: ProxyServer) -> None:
+    program = """
+    print(pw.cluster())
+    other = pw.make_virtual_device_set().add_slice(shape=(4,), axis_names=("x",), island="island1")
+    place = pw.jit(jnp.sin, devices=other)
+    print(sorted({device.slice_index for device in pw.program(place)(np.ones(4, "f")).devices()}))
+    """
+    assert lines_of(server, program) == [
+        "<pathways.Cluster of 8 cpu devices (island0: 4 on host 0, island1: 4 on host 0)>",
+        "[1]",
+    ]
+
+
+def test_memory_and_costs_are_those_of_the_server(server: ProxyServer) -> None:
+    program = """
+    compiled = lowered(lambda x: x * 3, np.ones((8, 8), "f")).compile()
+    (memory,) = compiled.memory_analysis().values()
+    print(memory.devices, memory.argument_size_in_bytes, memory.output_size_in_bytes)
+    print(compiled.cost_analysis()["flops"])
+    """
+    assert lines_of(server, program) == ["2 512 512", "64.0"]
+
+
+def test_what_a_server_has_not_is_one_sentence(server: ProxyServer, tmp_path: Path) -> None:
+    program = f"""
+    x = np.ones(4, "f")
+    def printing(x):
+        jax.debug.callback(lambda x: None, x)
+        return x
+    print(error_of(lambda: lowered(printing, x).compile()))
+    compiled = lowered(jnp.sin, x).compile()
+    print(error_of(lambda: compiled.as_text("device")))
+    def traced():
+        with pw.trace({str(tmp_path / "trace.json")!r}):
+            compiled(x)
+    print(error_of(traced))
+    print(compiled(0 * x))
+    """
+    callback, text, trace, goes_on = lines_of(server, program)
+    remedy = "run it without pw-proxy, or with pathways.connect(hosts=...)"
+    assert "calls back into Python" in callback
+    assert "jax.debug.callback" in callback
+    assert text.startswith("RuntimeError: program 'sin' is compiled by a server, which keeps the text")
+    assert trace.startswith("RuntimeError: program 'sin' is launched by a server, which has no trace")
+    assert all(line.endswith(remedy) for line in (callback, text, trace))
+    assert goes_on == "[0. 0. 0. 0.]"
+
+
+def test_an_error_of_a_computation_is_that_of_its_results(server: ProxyServer) -> None:
+    program = """
+    jax.config.update("jax_enable_x64", True)
+    large = lowered(lambda x: jnp.zeros((1 << 20, 1 << 15), "complex128").at[0].set(x), 1.0)
+    print(error_of(large.compile)[:60])
+    small = lowered(jnp.sin, np.ones(4)).compile()
+    print(small(np.zeros(4)).sum())
+    """
+    refused, further = lines_of(server, program)
+    assert "no error" not in refused
+    assert further == "0.0"
