@@ -10,8 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxlib.mlir import ir
 
 from pathways.dialect.errors import PathwaysError
+from pathways.dialect.operations.bindings import make_context
+from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.bundle.carrier import bundle_in
 from pathways.runtime.bundle.file import Bundle, parse
 from pathways.runtime.bundle.manifest import BundleError
@@ -23,6 +26,7 @@ from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.loading.compiled_program import CompiledProgram
+from pathways.runtime.proxy.loading.program_checks import check_module
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.xla import ifrt, pjrt
@@ -237,7 +241,7 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
         module = served.reader.read_ifrt(proto.ifrt_program)
     try:
         if bundle is not None:
-            executable = _load_bundle(parse(bundle, "the program"), devices)
+            executable = _load_bundle(served, parse(bundle, "the program"), devices)
             # A caller of Pathways passes an argument to each slice that reads it.
             read = tuple(range(len(executable.inputs)))
         else:
@@ -269,11 +273,12 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
     )
 
 
-def _load_bundle(bundle: Bundle, devices: Sequence[jax.Device]) -> Executable:
+def _load_bundle(served: ServedDevices, bundle: Bundle, devices: Sequence[jax.Device]) -> Executable:
     """Compiles a bundle that was checked, for the devices of its slices, one slice after the other.
 
     Raises:
       BundleError: it is for another platform, or for another number of devices.
+      StatusError: a computation is not allowed for clients.
       ResourceError, CompileError: see `runtime.local.load`.
     """
     manifest, platform = bundle.manifest, pjrt.platform_of(devices[0])
@@ -284,11 +289,28 @@ def _load_bundle(bundle: Bundle, devices: Sequence[jax.Device]) -> Executable:
     program = read_program(bundle)
     if program.calls is not None:
         raise BundleError("loops whose end depends on values are not supported in a proxied process")
+    # As programs of `jax.jit`: the server reads only bytes that MLIR has written.
+    computations = {
+        name: dataclasses.replace(computation, module=_checked(served, computation.module))
+        for name, computation in program.plan.computations.items()
+    }
+    plan = dataclasses.replace(program.plan, computations=computations)
     remaining = iter(devices)
     bindings = {
         slice.name: binding_of([*itertools.islice(remaining, slice.size)], slice) for slice in manifest.slices
     }
-    return load(program.plan, bindings, argument_names=[leaf.name for leaf in manifest.arguments])
+    return load(plan, bindings, argument_names=[leaf.name for leaf in manifest.arguments])
+
+
+def _checked(served: ServedDevices, artifact: bytes) -> bytes:
+    """Returns the bytecode of a computation of a client.
+
+    Raises:
+      StatusError: the server must not compile it.
+    """
+    module = ir.Module.parse(served.reader.read_stablehlo(bytes(artifact)), make_context())
+    check_module(module, served.platform)
+    return bytecode_of(module)
 
 
 def _spec(port: Port) -> ArraySpec:

@@ -356,6 +356,15 @@ def test_a_bundle_that_is_cut_off(served: ServedDevices, bundle: bytes) -> None:
             compiled(served, program[: start + size])
 
 
+def test_computations_of_a_bundle_are_checked_as_those_of_any_client(served: ServedDevices) -> None:
+    stage = pw.make_virtual_device_set().add_slice(shape=(1,), axis_names=("x",))
+    large = pw.jit(lambda x: jax.numpy.broadcast_to(x, (1 << 36,)).sum(), devices=stage)
+    lowered = pw.program(large).lower(np.float32(1))
+    bundle = packed(lowered._forms.scheduled, "large", lowered._interface, lowered._signature)
+    with pytest.raises(StatusError, match="has a value of 68719476736 elements"):
+        compiled(served, bytecode_of(carrier_of(bundle)), (3,))
+
+
 def test_bundles_need_devices_of_the_server(bundle: bytes) -> None:
     served = ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES)
     with pytest.raises(StatusError, match=r"run them there with pathways.connect\(hosts=...\)"):
