@@ -24,8 +24,8 @@ from pathways.runtime.resources.manager import Binding
 class ServedExecutable(LocalExecutable):
     """Program of one signature on the devices of a server.
 
-    Arguments and results are `jax.Array`s of the server, as those of `jax.jit`, so that only what concerns
-    compiled code differs from a `LocalExecutable`.
+    Arguments and results are `jax.Array`s of the server, as `jax.jit` takes and returns there. Only the
+    questions about compiled code differ from a `LocalExecutable`: they go to the server.
     """
 
     loaded: ProxiedExecutable

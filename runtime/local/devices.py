@@ -93,10 +93,9 @@ def discover(
     """Returns the cluster of this process, for arguments that `connect` has checked."""
     handles = _jax_devices(platform) if cpu_devices is None else _cpu_devices(cpu_devices)
     if islands is None:
-        # Those of `pw-proxy` say which slice they are of, if there are several.
-        islands = (
-            len({getattr(handle, "slice_index", 0) for handle in handles if pjrt.is_proxied(handle)}) or 1
-        )
+        # A device of `pw-proxy` has the index of its slice, if the server has several slices.
+        proxied = [handle for handle in handles if pjrt.is_proxied(handle)]
+        islands = len({getattr(handle, "slice_index", 0) for handle in proxied}) or 1
     if islands < 1:
         raise ValueError(f"islands={islands}: expected at least 1")
     if len(handles) % islands:

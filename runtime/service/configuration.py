@@ -176,7 +176,7 @@ def _islands(file: _ClusterFile) -> list[Island] | None:
 
 
 def _join(island: Island, other: Island) -> Island:
-    """Returns an island with the hosts of two, a slice for those of each table that was joined.
+    """Returns an island with the hosts of two; each table of the file is one of its slices.
 
     Raises:
       ValueError: their hosts are not alike.

@@ -28,7 +28,7 @@ class ProxyArray:
 
     @property
     def error(self) -> StatusError | None:
-        """The error in the place of the array; None for an array without an error, or before one is known."""
+        """The error in the place of the array; None while the array has no known error."""
         return self.value if isinstance(self.value, StatusError) else None
 
     def read(self) -> tuple[ArraySpec, Any]:

@@ -58,7 +58,7 @@ def facts_of(executable: Any) -> XlaFacts:
 
 
 def _shardings(protos: Any, count: int) -> tuple[bytes, ...] | None:
-    # Those of an empty tuple are one.
+    # XLA gives an empty tuple of results one sharding.
     return None if protos is None else tuple(map(ifrt.serialize_sharding, protos[:count]))
 
 

@@ -167,7 +167,7 @@ def _hosts_backend(options: argparse.Namespace) -> HostsBackend:
         count = len(machines) if options.islands is None else options.islands
         if len(machines) % count:
             raise UserError(f"--hosts {_shown(hosts)} cannot form {count} equal islands")
-        # Those that are joined are one, with a slice for each.
+        # Joined islands are one island with several slices.
         slices = count if options.joined else 1
         size = len(machines) * slices // count
         islands = [
