@@ -65,29 +65,27 @@ class ForeignExecutable:
 
 def foreign_program(
     name: str,
-    run: Callable[[Sequence[Any]], list[Any]],
-    inputs: tuple[int, ...] | None,
+    executable: ForeignExecutable,
+    target: ForeignTarget,
     *,
     operands: int,
-    count: int,
-    where: str,
-    target: ForeignTarget | None = None,
+    inputs: tuple[int, ...] | None = None,
     donated: tuple[int, ...] = (),
     runs_with_failed: bool = False,
-    details: Callable[[], bytes] = bytes,
 ) -> WorkerProgram:
-    """Returns a program of a function on arrays.
+    """Returns a program of a function on arrays, all of whose results are on this host.
 
     Args:
-      inputs: the numbers of its operands among those of the island; None for all.
-      operands: the number of those of the island.
-      count: the number of its results.
-      where: the place of the results, for messages.
+      operands: the number of operands of the island.
+      inputs: the numbers among them that the function takes; None for all.
+      donated, runs_with_failed: see `WorkerProgram`.
     """
-    executable: Any = ForeignExecutable(run, [ForeignOutput(where)] * count, details)
-    bound: Any = target or ForeignTarget()
-    outputs = tuple(range(count))
-    return WorkerProgram(name, executable, bound, inputs, donated, outputs, count, runs_with_failed, operands)
+    function: Any = executable
+    bound: Any = target
+    count = len(executable.outputs)
+    return WorkerProgram(
+        name, function, bound, inputs, donated, tuple(range(count)), count, runs_with_failed, operands
+    )
 
 
 def program_elsewhere(name: str, *, operands: int, count: int) -> WorkerProgram:

@@ -15,6 +15,8 @@ from pathways.runtime.hosts.worker.array_store import sharding_of
 from pathways.runtime.hosts.worker.worker import Worker, WorkerProgram
 from pathways.runtime.proxy.arrays.layouts import put_in_layout
 from pathways.runtime.proxy.worker.foreign import (
+    ForeignExecutable,
+    ForeignOutput,
     ForeignTarget,
     UnprovedArrays,
     foreign_program,
@@ -109,15 +111,8 @@ def load_view(worker: Worker, unproved: UnprovedArrays, message: LoadForeign) ->
             unproved.add([joined])
         return [joined]
 
-    where = f"of device {view.layout.devices[0]}"
+    executable = ForeignExecutable(run, [ForeignOutput(f"of device {view.layout.devices[0]}")])
     loaded = foreign_program(
-        message.name,
-        run,
-        inputs,
-        operands=operands,
-        count=1,
-        where=where,
-        target=target,
-        runs_with_failed=is_shared,
+        message.name, executable, target, operands=operands, inputs=inputs, runs_with_failed=is_shared
     )
     return loaded, b""

@@ -13,6 +13,8 @@ from pathways.runtime.hosts.protocol.messages import DeviceLayout, LoadForeign
 from pathways.runtime.hosts.worker.array_store import sharding_of
 from pathways.runtime.hosts.worker.worker import Worker, WorkerProgram
 from pathways.runtime.proxy.worker.foreign import (
+    ForeignExecutable,
+    ForeignOutput,
     ForeignTarget,
     UnprovedArrays,
     foreign_program,
@@ -192,15 +194,15 @@ def load_xla(worker: Worker, unproved: UnprovedArrays, message: LoadForeign) -> 
     runner = _XlaRunner(worker, program, executable, facts, unproved)
     loaded = foreign_program(
         message.name,
-        runner.run,
-        None,
+        ForeignExecutable(
+            runner.run,
+            [ForeignOutput(f"of device {program.devices[0]}")] * count,
+            lambda: msgspec.msgpack.encode(XlaDetails.of(executable)),
+        ),
+        runner.target,
         operands=operands,
-        count=count,
-        where=f"of device {program.devices[0]}",
-        target=runner.target,
         donated=facts.donated,
         runs_with_failed=runner.is_shared,
-        details=lambda: msgspec.msgpack.encode(XlaDetails.of(executable)),
     )
     return loaded, msgspec.msgpack.encode(facts)
 
