@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import functools
 
-from pathways.compiler.mpmd.from_ifrt import compile_ifrt
+from pathways.compiler.mpmd.from_ifrt import schedule_ifrt
 from pathways.runtime.proxy.serving import server
 from pathways.runtime.proxy.serving.client_plugin import copy_numpy_at_call
 from pathways.runtime.proxy.serving.server import ProxyServer
 
-serve = functools.partial(server.serve, compile_ifrt=compile_ifrt)
+serve = functools.partial(server.serve, schedule_ifrt=schedule_ifrt)
 serve.__doc__ = server.serve.__doc__
 
 __all__ = ["ProxyServer", "copy_numpy_at_call", "serve"]

@@ -1,10 +1,10 @@
-"""Programs in IFRT IR, as Shardy's MPMD compiler sends them, compiled for devices of this process."""
+"""Programs in IFRT IR, as Shardy's MPMD compiler sends them, scheduled for devices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import jax
 from jaxlib.mlir import ir
 
 from pathways.compiler.lower.phases import ProgramError, run_phases
@@ -17,34 +17,31 @@ from pathways.passes.import_.mpmd.slices import symbol_of
 from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics
 from pathways.passes.pipeline import Options
-from pathways.runtime.local.devices import binding_of
-from pathways.runtime.local.load import Executable, load
 from pathways.runtime.plan.lower import plan_of
+from pathways.runtime.proxy.loading.mpmd_source import MpmdInterface, MpmdSource
 from pathways.runtime.proxy.loading.program_checks import check_module
-from pathways.runtime.traces.file_trace import start_from_environment
-from pathways.runtime.xla.pjrt import platform_of
 
 _DIALECTS = ("builtin", "func", "ifrt", "stablehlo", "chlo", "sdy")
 
 
-def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
-    """Compiles a program of an untrusted client, with the passes, memory plan and proof of our own programs.
+def schedule_ifrt(bytecode: bytes, devices: Sequence[Any], platform: str) -> MpmdSource:
+    """Schedules a program of an untrusted client, with the passes, memory plan and proof of our own programs.
 
     Args:
       bytecode: a module in IFRT IR.
       devices: the devices that it numbers from 0; slices share those that are listed twice.
+      platform: the platform of the devices.
 
     Raises:
       ProgramError: it is no such module, or cannot run on slices; names the operation or argument.
       StatusError: a computation is not allowed for clients.
-      ResourceError, CompileError: see `runtime.local.load`.
     """
     context = make_context()
     load_ifrt(context)
     with Diagnostics(context) as seen:
         try:
             module = ir.Module.parse(bytecode, context)
-            check_module(module, platform_of(devices[0]), _DIALECTS)
+            check_module(module, platform, _DIALECTS)
             name = symbol_of(symbol_name(module.operation) or "program")
             with context:
                 function = ifrt_function(module)
@@ -56,10 +53,13 @@ def compile_ifrt(bytecode: bytes, devices: Sequence[jax.Device]) -> Executable:
     forms = run_phases(module, name, Options())
     plan = plan_of(forms.scheduled, name, proved=True)
     by_id = {device.id: device for device in devices}
-    slices = [op.sym_name for op in ops_named(forms.scheduled, ["pw.slice"])]
-    bindings = {
-        name: binding_of([by_id[number] for number in ids], plan.slices[name])
-        for name, ids in zip(slices, lists, strict=True)
-    }
-    start_from_environment()
-    return load(plan, bindings)
+    names = [op.sym_name for op in ops_named(forms.scheduled, ["pw.slice"])]
+    slices = {name: tuple(by_id[number] for number in ids) for name, ids in zip(names, lists, strict=True)}
+    passed = [argument for argument in plan.arguments if argument.constant is None]
+    return MpmdSource(
+        forms.scheduled,
+        plan,
+        None,
+        MpmdInterface.of(plan, devices, slices, by_port=False),
+        tuple(str(number) for number in range(len(passed))),
+    )

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
-from pathways.runtime.local.load import Executable
 from pathways.runtime.proxy.arrays.layouts import make_layout, parse_layout
 from pathways.runtime.proxy.arrays.memory_account import MemoryAccount
 from pathways.runtime.proxy.arrays.placements import (
@@ -22,6 +21,7 @@ from pathways.runtime.proxy.arrays.placements import (
 from pathways.runtime.proxy.arrays.shardings import check_op_sharding
 from pathways.runtime.proxy.arrays.slice_states import SliceStates
 from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
+from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.loading.program_cache import ProgramCache
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
 from pathways.runtime.proxy.wire.descriptors import Messages
@@ -29,8 +29,11 @@ from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.resources.folders import PermittedFolders
 from pathways.runtime.xla import ifrt
 
-CompileIfrt = Callable[[bytes, Sequence[jax.Device]], Executable]
-"""Function that compiles MLIR bytecode in IFRT IR for devices, which the program numbers from 0."""
+ScheduleIfrt = Callable[[bytes, Sequence[Any], str], MpmdSource]
+"""Function that schedules MLIR bytecode in IFRT IR for devices, which the program numbers from 0.
+
+The last argument is the platform of the devices.
+"""
 
 RUNTIME_TYPE = "pathways"
 """Name of the runtime for clients; Orbax has handlers for this name only."""
@@ -47,7 +50,7 @@ class ServedDevices:
     Args:
       backend: the place of the devices. With more than one slice, the attributes of devices have the index of
         their slice.
-      compile_ifrt: compiles programs in IFRT IR; None rejects them.
+      schedule_ifrt: schedules programs in IFRT IR; None rejects them.
       max_memory: the maximum of bytes of the arrays and programs of all clients; None for no limit.
       folders: the folders in which clients may have the server read and write files.
     """
@@ -56,7 +59,7 @@ class ServedDevices:
         self,
         backend: Backend,
         messages: Messages,
-        compile_ifrt: CompileIfrt | None = None,
+        schedule_ifrt: ScheduleIfrt | None = None,
         max_memory: int | None = None,
         folders: PermittedFolders | None = None,
     ) -> None:
@@ -67,7 +70,7 @@ class ServedDevices:
         self.slice_states = SliceStates.of(backend.slices)
         self.engine = backend.engine
         self.platform = backend.devices[0].facts.platform
-        self.compile_ifrt = compile_ifrt
+        self.schedule_ifrt = schedule_ifrt
         self.memory = MemoryAccount(max_memory)
         self.reader = ProgramReader()
         # With a limit, cached programs that no client has must not use memory of clients.

@@ -13,9 +13,10 @@ from jaxlib.mlir import ir
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.loading.compile_options import set_options
 from pathways.runtime.proxy.loading.compile_process import Cancellation
+from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.loading.program_checks import check_module
 from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource, type_of_main
-from pathways.runtime.proxy.mpmd_programs import MpmdProgram, compile_mpmd_program
+from pathways.runtime.proxy.mpmd_programs import compile_mpmd_program
 from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
 from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError

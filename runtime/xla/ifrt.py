@@ -63,6 +63,11 @@ def is_unreduced(sharding: HloSharding) -> bool:
     return "unreduced" in str(sharding)
 
 
+def are_equivalent(left: HloSharding, right: HloSharding) -> bool:
+    """Returns whether two shardings divide arrays alike."""
+    return op_shardings.are_hlo_shardings_equal(left, right)
+
+
 def tiles_of(sharding: HloSharding) -> tuple[list[int], list[int]]:
     """Returns the tiles of an array that is divided: the positions of the devices in the order of tiles, and
     the number of tiles of each dimension. Dimensions after those of the array are copies."""

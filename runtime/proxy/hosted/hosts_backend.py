@@ -12,12 +12,15 @@ from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.proxy.hosted.foreign_programs import ForeignProgram, ReloadedProgram, ResultPlace
 from pathways.runtime.proxy.hosted.hosted_device import HostedDevice
+from pathways.runtime.proxy.hosted.hosted_mpmd import load_mpmd
 from pathways.runtime.proxy.hosted.hosted_programs import HostedXlaProgram
 from pathways.runtime.proxy.hosted.hosted_store import HostedFileStore
 from pathways.runtime.proxy.hosted.hosts_engine import HostsEngine
 from pathways.runtime.proxy.hosted.island_watch import IslandWatch
 from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
 from pathways.runtime.proxy.loading.compile_process import Cancellation
+from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
+from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
 from pathways.runtime.proxy.worker.device_facts import decode_all
 from pathways.runtime.proxy.worker.kinds import DEVICES, XLA
@@ -86,6 +89,10 @@ class HostsBackend(Backend):
         return HostedXlaProgram(
             program, source.devices, specs, facts[0].donated, source.name, facts[0], self.engine
         )
+
+    @override
+    def load_mpmd(self, source: MpmdSource) -> MpmdProgram:
+        return load_mpmd(self.engine, source)
 
     @override
     def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:

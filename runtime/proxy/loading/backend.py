@@ -10,6 +10,8 @@ from typing import Any
 from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
 from pathways.runtime.proxy.files.file_store import FileStore
 from pathways.runtime.proxy.loading.compile_process import Cancellation
+from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
+from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
 from pathways.runtime.proxy.worker.device_facts import DeviceFacts
 
@@ -57,6 +59,15 @@ class Backend(abc.ABC):
 
         Raises:
           JaxRuntimeError: XLA rejected it.
+          HostError: a host is lost, or XLA rejected it there.
+        """
+
+    @abc.abstractmethod
+    def load_mpmd(self, source: MpmdSource) -> MpmdProgram:
+        """Compiles and loads a program on several meshes, which was checked.
+
+        Raises:
+          ResourceError, CompileError: see `runtime.local.load`.
           HostError: a host is lost, or XLA rejected it there.
         """
 

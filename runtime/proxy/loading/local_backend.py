@@ -15,6 +15,9 @@ from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.files.local_store import LocalFileStore
 from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
 from pathways.runtime.proxy.loading.compile_process import Cancellation, CompileProcesses
+from pathways.runtime.proxy.loading.local_mpmd import load_mpmd
+from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
+from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
 from pathways.runtime.proxy.wire.statuses import StatusError, status_of
 from pathways.runtime.proxy.worker.device_facts import facts_of as facts_of_device
@@ -103,6 +106,10 @@ class LocalBackend(Backend):
         return LocalXlaProgram(
             executable, source.devices, results, facts.donated, source.name, facts, self.engine
         )
+
+    @override
+    def load_mpmd(self, source: MpmdSource) -> MpmdProgram:
+        return load_mpmd(source)
 
     @override
     def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:

@@ -11,7 +11,7 @@ from typing import Self
 
 import jax
 
-from pathways.runtime.proxy.devices import FOLDERS_ADVICE, CompileIfrt, ServedDevices
+from pathways.runtime.proxy.devices import FOLDERS_ADVICE, ScheduleIfrt, ServedDevices
 from pathways.runtime.proxy.loading.backend import Backend
 from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.serving.client_connection import ClientConnection
@@ -141,7 +141,7 @@ def serve(
     max_memory: int | None = None,
     files: Sequence[str | os.PathLike[str]] = (),
     insecure_address: Address | None = None,
-    compile_ifrt: CompileIfrt | None = None,
+    schedule_ifrt: ScheduleIfrt | None = None,
     backend: Backend | None = None,
 ) -> ProxyServer:
     """Serves devices of this process to unmodified JAX programs, until the server is closed.
@@ -157,7 +157,7 @@ def serve(
       files: folders below which programs may have the server write and read arrays; by default none.
       insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
         cannot authenticate itself, and any client that connects can run code in this process.
-      compile_ifrt: compiles programs of Shardy's MPMD compiler; None rejects them.
+      schedule_ifrt: schedules programs of Shardy's MPMD compiler; None rejects them.
       backend: the place of the devices, in place of `devices` and `slices`; the server closes it.
 
     Returns:
@@ -174,6 +174,6 @@ def serve(
     folders = PermittedFolders(files, FOLDERS_ADVICE)
     if backend is None:
         backend = LocalBackend(jax.devices() if devices is None else devices, slices)
-    served = ServedDevices(backend, descriptors.messages(), compile_ifrt, max_memory, folders)
+    served = ServedDevices(backend, descriptors.messages(), schedule_ifrt, max_memory, folders)
     endpoint = insecure_address if path is None else Path(path).absolute()
     return ProxyServer(endpoint, served)

@@ -9,8 +9,8 @@ from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.arrays.memory_account import Allocation
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.loading.compiled_program import CompiledProgram
+from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.loading.xla_program import XlaProgram
-from pathways.runtime.proxy.mpmd_programs import MpmdProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
 from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for

@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 
 import pathways as pw
 from pathways.compiler.lower.bundles import packed
-from pathways.compiler.mpmd.from_ifrt import compile_ifrt
+from pathways.compiler.mpmd.from_ifrt import schedule_ifrt
 from pathways.dialect import load_ifrt, make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.bundle.carrier import carrier_of
@@ -65,7 +65,7 @@ X, Y = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
 
 @pytest.fixture(scope="module")
 def served() -> ServedDevices:
-    return ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, compile_ifrt=compile_ifrt)
+    return ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, schedule_ifrt=schedule_ifrt)
 
 
 def bytecode(text: str) -> bytes:
@@ -363,9 +363,3 @@ def test_computations_of_a_bundle_are_checked_as_those_of_any_client(served: Ser
     bundle = packed(lowered._forms.scheduled, "large", lowered._interface, lowered._signature)
     with pytest.raises(StatusError, match="has a value of 68719476736 elements"):
         compiled(served, bytecode_of(carrier_of(bundle)), (3,))
-
-
-def test_bundles_need_devices_of_the_server(bundle: bytes) -> None:
-    served = ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES)
-    with pytest.raises(StatusError, match=r"run them there with pathways.connect\(hosts=...\)"):
-        compiled(served, bytecode_of(carrier_of(bundle)))

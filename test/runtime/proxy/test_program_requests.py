@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from session_client import MESSAGES, Client, compile_sum, compile_text, module, on_device
 
-from pathways.compiler.mpmd.from_ifrt import compile_ifrt
+from pathways.compiler.mpmd.from_ifrt import schedule_ifrt
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.loading.program_cache import ProgramCache
@@ -96,7 +96,7 @@ module @moves {
 
 
 def test_a_program_on_several_meshes() -> None:
-    client = Client(ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, compile_ifrt=compile_ifrt))
+    client = Client(ServedDevices(LocalBackend(jax.devices("cpu")), MESSAGES, schedule_ifrt=schedule_ifrt))
     proto = MESSAGES["xla.ifrt.IfrtIrProgramProto"](ifrt_program=IFRT.encode())
     options = MESSAGES["xla.ifrt.IfrtIrCompileOptionsProto"](device_ids=[3, 4])
     compiled = client.request(

@@ -118,7 +118,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
     try:
         import jax
 
-        from pathways.compiler.mpmd.from_ifrt import compile_ifrt
+        from pathways.compiler.mpmd.from_ifrt import schedule_ifrt
         from pathways.runtime.proxy.serving.server import serve
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] in ("google", "h2"):
@@ -146,7 +146,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
             max_memory=max_memory,
             files=options.files,
             insecure_address=where if isinstance(where, tuple) else None,
-            compile_ifrt=None if backend is not None else compile_ifrt,
+            schedule_ifrt=schedule_ifrt,
             backend=backend,
         )
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:
