@@ -94,19 +94,18 @@ def discover(
     handles = _jax_devices(platform) if cpu_devices is None else _cpu_devices(cpu_devices)
     if islands is None:
         # A device of `pw-proxy` has the index of its slice, if the server has several slices.
-        proxied = [handle for handle in handles if pjrt.is_proxied(handle)]
-        islands = len({getattr(handle, "slice_index", 0) for handle in proxied}) or 1
-    if islands < 1:
+        numbers = [getattr(handle, "slice_index", 0) if pjrt.is_proxied(handle) else 0 for handle in handles]
+    elif islands < 1:
         raise ValueError(f"islands={islands}: expected at least 1")
-    if len(handles) % islands:
+    elif len(handles) % islands:
         raise ValueError(f"islands={islands}: {len(handles)} devices do not divide into equal islands")
-    size = len(handles) // islands
-    devices = [
-        _device(handle, position, f"island{position // size}", device_memory)
-        for position, handle in enumerate(handles)
-    ]
-    groups = [devices[start : start + size] for start in range(0, len(devices), size)]
-    return Cluster(tuple(DeviceIsland(group[0].island, tuple(group)) for group in groups))
+    else:
+        numbers = [position * islands // len(handles) for position in range(len(handles))]
+    groups: dict[str, list[Device]] = {}
+    for position, (handle, number) in enumerate(zip(handles, numbers, strict=True)):
+        device = _device(handle, position, f"island{number}", device_memory)
+        groups.setdefault(device.island, []).append(device)
+    return Cluster(tuple(DeviceIsland(name, tuple(devices)) for name, devices in groups.items()))
 
 
 def devices_of(binding: Binding) -> tuple[jax.Device, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,63 @@ def test_an_error_of_a_computation_is_that_of_its_results(server: ProxyServer) -
     refused, further = lines_of(server, program)
     assert "no error" not in refused
     assert further == "0.0"
+
+
+KILLED = """if True:
+    import time
+    import jax, jax.numpy as jnp, numpy as np
+    import pathways as pw
+
+    devices = pw.make_virtual_device_set()
+    here, there = (devices.add_slice(shape=(2,), axis_names=("x",), island=f"island{n}") for n in (0, 1))
+    one_more = pw.jit(lambda x: x + 1, devices=here)
+    twice = pw.jit(lambda x: x * 2, devices=here)
+    repeated = pw.jit(lambda n, x: jax.lax.fori_loop(0, n, lambda _, x: jnp.sin(x), x), devices=there)
+
+    def step(n, x):
+        there = repeated(n, x)
+        return one_more(x), there, twice(there)
+
+    def value_of(result):
+        try:
+            return str(result + 0)
+        except jax.errors.JaxRuntimeError as error:
+            return str(error).partition(":")[0]
+
+    step = pw.program(step)
+    x = np.zeros(2, "f")
+    kept = step(1, x)[0]
+    results = step(2**31 - 1, x)
+    print("running", flush=True)
+    input()
+    print([*map(value_of, results)])
+    while value_of(step(1, kept)[1]) == "DATA_LOSS":
+        time.sleep(0.1)
+    print([*map(value_of, step(1, kept))])
+"""
+
+
+@pytest.mark.hosts
+def test_a_lost_island_is_data_loss_in_its_results_alone(tmp_path: Path) -> None:
+    backend = HostsBackend(start_session(settings_of(None, islands=[Island(1, 2)] * 2)))
+    pipe = subprocess.PIPE
+    with (
+        pathways.proxy.serve(tmp_path / "socket", backend=backend) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED],
+            env=os.environ | server.environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        ) as client,
+    ):
+        assert client.stdout is not None
+        assert client.stdout.readline() == "running\n", client.communicate()[1][-3000:]
+        time.sleep(0.5)
+        os.kill(backend.engine.session.hosts[1].process.pid, signal.SIGKILL)
+        out, err = client.communicate("\n", timeout=120)
+    assert out.splitlines() == [
+        "['[1. 1.]', 'DATA_LOSS', 'DATA_LOSS']",
+        "['[2. 2.]', '[0.84147096 0.84147096]', '[1.6829419 1.6829419]']",
+    ], err[-2000:]

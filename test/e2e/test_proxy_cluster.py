@@ -237,6 +237,24 @@ for number in range(200):
 print(x.tolist())
 """
 
+COUNTING_WITH_PROGRAMS = """
+import jax, jax.numpy as jnp
+import pathways as pw
+
+devices = pw.make_virtual_device_set()
+slices = [devices.add_slice(shape=(2,), axis_names=("x",), island=f"island{n}") for n in (0, 1)]
+step = pw.jit(lambda x: x * FACTOR + x.sum(), devices=slices[0])
+less = pw.jit(lambda x, y: x - y, devices=slices[1])
+forward = pw.program(lambda x: step(x), donate_argnums=0)
+back = pw.program(lambda x, y: less(x, y))
+other = jax.jit(lambda x: x * FACTOR + x.sum())
+x = jnp.arange(16, dtype=jnp.int32)
+print("ready", flush=True)
+for number in range(200):
+    x = (other if number % 3 else forward)(x) if number % 8 else back(x, jnp.int32(number))
+print(x.tolist())
+"""
+
 ATTACHED = """
 import jax.numpy as jnp
 import pathways as pw
@@ -263,11 +281,12 @@ def counted(factor: int) -> list[int]:
     return x.tolist()
 
 
-def test_programs_at_once_have_exact_values(cluster: Tool) -> None:
-    """Two unmodified programs and one that imports Pathways."""
+@pytest.mark.parametrize("program", [COUNTING, COUNTING_WITH_PROGRAMS], ids=["jax", "programs"])
+def test_programs_at_once_have_exact_values(cluster: Tool, program: str) -> None:
+    """Two programs that `pw-cluster run` starts, and one that is a client itself."""
     with contextlib.ExitStack() as stack:
         processes = {
-            factor: stack.enter_context(cluster.ready(f"client{factor}", f"FACTOR = {factor}" + COUNTING))
+            factor: stack.enter_context(cluster.ready(f"client{factor}", f"FACTOR = {factor}" + program))
             for factor in (2, 3)
         }
         processes[5] = stack.enter_context(cluster.python("-c", "FACTOR = 5" + ATTACHED))
