@@ -49,6 +49,16 @@ def chain() -> dict[str, float]:
     return _chain(jnp.float32(0))
 
 
+def _chain_of(step: Callable[[Array], Array], start: Array, calls: int) -> dict[str, float]:
+    def work() -> None:
+        x = start
+        for _ in range(calls):
+            x = step(x)
+        x.block_until_ready()
+
+    return {"us": seconds_of(work, 50) / calls * 1e6}
+
+
 def _chain(start: jax.Array) -> dict[str, float]:
     step = jax.jit(lambda x: x + 1)
 
@@ -194,6 +204,71 @@ def pw_island_copies() -> dict[str, float]:
     return {"ms": seconds_of(work, 9) * 1e3}
 
 
+def readme_step() -> dict[str, float]:
+    """Measures the step of a pipeline in the README, a program of 56 launches: waited for, and the CPU of
+    this thread."""
+    return _readme_step(importlib.import_module("pathways"))
+
+
+def readme_step_on_hosts() -> dict[str, float]:
+    """Measures the same on four hosts of this process."""
+    pw = importlib.import_module("pathways")
+    pw.connect(hosts=4)
+    return _readme_step(pw)
+
+
+def _readme_step(pw: Any) -> dict[str, float]:
+    devices = pw.make_virtual_device_set()
+    stages = [pw.jit(lambda w, x: jnp.tanh(x @ w), devices=devices.add_slice((1,), ("x",))) for _ in range(4)]
+
+    def loss(params: Any, batch: Any) -> Any:
+        x, y = batch
+        for stage, w in zip(stages, params, strict=True):
+            x = stage(w, x)
+        return jnp.mean((x - y) ** 2)
+
+    def step(params: Any, batch: Any) -> Any:
+        value, slopes = pw.accumulate(jax.value_and_grad(loss), 8)(params, batch)
+        return value, jax.tree.map(lambda w, g: w - 0.1 * g, params, slopes)
+
+    program = pw.program(step, schedule="1f1b", donate_argnums=0)
+    params = list(jax.random.normal(jax.random.key(0), (4, 16, 16)) / 4)
+    batch = jnp.ones((32, 16)), jnp.zeros((32, 16))
+    compiled = program.lower(params, batch).compile()
+    assert compiled.cost_analysis()["launches"] == 56
+    state = [*compiled.place(params, batch)]
+
+    def issue() -> Any:
+        value, state[0] = compiled(*state)
+        return value
+
+    def thread_seconds() -> float:
+        began = time.thread_time()
+        values = [issue() for _ in range(AHEAD)]
+        taken = time.thread_time() - began
+        jax.block_until_ready((values, state[0]))
+        return taken / AHEAD
+
+    return {
+        "ms": seconds_of(lambda: jax.block_until_ready((issue(), state[0])), 200) * 1e3,
+        "thread ms": statistics.median(thread_seconds() for _ in range(10)) * 1e3,
+    }
+
+
+def program_chain() -> dict[str, float]:
+    """Measures the microseconds of each of 100 dependent calls of a program of one launch."""
+    pw = importlib.import_module("pathways")
+    stage = pw.make_virtual_device_set().add_slice((1,), ("x",))
+    step = pw.program(pw.jit(lambda x: x + 1, devices=stage))
+    return _chain_of(step, step(jnp.float32(0)), 100)
+
+
+def jit_chain() -> dict[str, float]:
+    """Measures the same of a function under `jax.jit`."""
+    step = jax.jit(lambda x: x + 1)
+    return _chain_of(step, step(jnp.float32(0)), 100)
+
+
 def lost_island() -> dict[str, float]:
     """Steps on the last island until it is lost, and once on the first; returns the time then."""
     step = jax.jit(lambda x: x + 1)
@@ -290,6 +365,10 @@ WORK = {
         training_step,
         training_ahead,
         seventy_steps,
+        readme_step,
+        readme_step_on_hosts,
+        program_chain,
+        jit_chain,
         island_copies,
         pw_island_copies,
         lost_island,

@@ -29,6 +29,8 @@ PROXY = (PYTHON, "-m", "pathways.tools.pw_proxy")
 CLUSTER = (PYTHON, "-m", "pathways.tools.pw_cluster")
 ONE_PROCESS = (*PROXY, "--cpu-devices", "8", "--")
 TWO_HOSTS = (*PROXY, "--hosts", "2", "--islands", "1", "--devices-per-host", "4", "--")
+FOUR_HOSTS = (*PROXY, "--hosts", "4", "--")
+LOCAL = ("env", "JAX_PLATFORMS=cpu", "JAX_NUM_CPU_DEVICES=8")
 TWO_ISLANDS = (*PROXY, "--hosts", "2", "--devices-per-host", "2", "--")
 ROUNDS = 5
 IDLE_SECONDS = 60
@@ -188,6 +190,25 @@ def copies() -> Iterator[Row]:
     yield compared("64 MiB between islands, equal shardings", "island_copies", "ms", sides, "<= 1.2")
 
 
+def programs() -> Iterator[Row]:
+    """Measures programs of Pathways in a proxied process: a step of 56 launches, and chains of one launch."""
+    for case, prefix, name, work, most in (
+        ("one process", ONE_PROCESS, "in process", "readme_step", "<= 1.3"),
+        ("4 workers", FOUR_HOSTS, "pw.connect(hosts=4)", "readme_step_on_hosts", "<= 1.2"),
+    ):
+        sides = {"proxied": behind(prefix, "ms"), name: lambda _, work=work: behind(LOCAL, "ms")(work)}
+        yield compared(f"step of 56 launches, {case}, waited for", "readme_step", "ms", sides, most)
+        thread = behind(prefix, "thread ms")
+        yield {
+            "case": f"step of 56 launches, {case}, CPU of the client's thread",
+            "proxied ms": statistics.median(thread("readme_step") for _ in range(ROUNDS)),
+            "to reach": "<= 0.1",
+        }
+    chain = behind(ONE_PROCESS, "us")
+    sides = {"program": lambda _: chain("program_chain"), "jit": lambda _: chain("jit_chain")}
+    yield compared("chain of 100 programs of one launch, per call", "chain", "us", sides, "<= 1.1")
+
+
 def workers_of(front: int) -> list[int]:
     """Returns the processes of the workers that a front has started."""
     files = Path(f"/proc/{front}/task").glob("*/children")
@@ -257,6 +278,7 @@ if __name__ == "__main__":
             "requests": requests,
             "idle": idle,
             "copies": copies,
+            "programs": programs,
             "kills": kills,
             "neighbours": neighbours,
         },
