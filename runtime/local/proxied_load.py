@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, override
 
@@ -21,6 +24,51 @@ from pathways.runtime.xla import ifrt, pjrt
 
 REMEDY = "run it without pw-proxy, or with pathways.connect(hosts=...)"
 """End of messages of what a server has not."""
+
+
+MOST_AHEAD = 96
+"""Maximum of the calls of a program that have not ended."""
+
+_CALLS_APART = 32
+"""The distance of the calls whose end is waited for: a wait is a message."""
+
+_SMALL = 4096
+"""Bytes of a result that may live longer than the caller needs it."""
+
+
+class CallWindow:
+    """Limit of how far the calls of a program run ahead of its server, which takes any number of them.
+
+    Every `_CALLS_APART` calls one waits for results of the call that was `MOST_AHEAD` before it. Where the
+    caller has deleted or donated its small results, and dropped all others, no call waits.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._kept: collections.deque[list[Callable[[], jax.Array | None]]] = collections.deque()
+
+    def wait_for_room(self) -> None:
+        """Waits until a further call has room."""
+        if len(self._kept) * _CALLS_APART < MOST_AHEAD:
+            return
+        for result in self._kept.popleft():
+            array = result()
+            if array is not None and not array.is_deleted():
+                # Its error is for those who read it; and another thread may have donated it by now.
+                with contextlib.suppress(RuntimeError):
+                    array.block_until_ready()
+                return
+
+    def add(self, results: Sequence[jax.Array]) -> None:
+        """Notes the results of a call."""
+        self._count += 1
+        if self._count % _CALLS_APART == 0:
+            self._kept.append([_held(result) for result in results])
+
+
+def _held(array: jax.Array) -> Callable[[], jax.Array | None]:
+    """Returns a function that returns an array, as long as it lives, and holds those that are small."""
+    return weakref.ref(array) if array.nbytes > _SMALL else lambda: array
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,7 +135,7 @@ def load_by_server(
     devices = list(itertools.chain.from_iterable(map(devices_of, bindings.values())))
     shardings = [port.sharding for port in outputs]
     program = ifrt.compile_mpmd(carrier_of(bundle), devices, words, shardings)
-    run = _with_keys(program.execute, keys) if keys else program.execute
+    run = _in_window(_with_keys(program.execute, keys) if keys else program.execute)
     counts = {name: len(mesh.local_devices) for name, mesh in meshes.items()}
     target: Any = None
     return ProxiedExecutable(plan, inputs, outputs, run, "", False, {}, (), (), target, counts, program)
@@ -95,6 +143,21 @@ def load_by_server(
 
 def _is_key(aval: pjrt.Aval) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def _in_window(
+    execute: Callable[[list[jax.Array]], list[jax.Array]],
+) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    """Returns a function that executes within a window of calls."""
+    window = CallWindow()
+
+    def run(arrays: list[jax.Array]) -> list[jax.Array]:
+        window.wait_for_room()
+        results = execute(arrays)
+        window.add(results)
+        return results
+
+    return run
 
 
 def _with_keys(

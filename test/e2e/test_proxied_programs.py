@@ -21,6 +21,7 @@ from pathways.proxy import ProxyServer
 from pathways.runtime.clusters.connect import start_session
 from pathways.runtime.hosts.launch.launcher_choice import settings_of
 from pathways.runtime.hosts.launch.settings import Island
+from pathways.runtime.local.proxied_load import MOST_AHEAD
 from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
 
 pytestmark = pytest.mark.process
@@ -200,3 +201,33 @@ def test_a_lost_island_is_data_loss_in_its_results_alone(tmp_path: Path) -> None
         "['[1. 1.]', 'DATA_LOSS', 'DATA_LOSS']",
         "['[2. 2.]', '[0.84147096 0.84147096]', '[1.6829419 1.6829419]']",
     ], err[-2000:]
+
+
+AHEAD = """
+    import os, signal, sys, threading
+    server = int(sys.argv[1])
+    compiled = lowered(lambda x: (x + 1, x.sum()), np.zeros(4, "f")).compile()
+    x, _ = compiled(np.zeros(4, "f"))
+    os.kill(server, signal.SIGSTOP)
+    calls = []
+    def call():
+        global x
+        for _ in range(300):
+            x, total = compiled(x)
+            calls.append(total)
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(timeout=2)
+    print(len(calls))
+    os.kill(server, signal.SIGCONT)
+    thread.join()
+    print(x, [float(total) for total in calls] == [4.0 * n for n in range(1, 301)])
+"""
+
+
+def test_calls_run_ahead_of_a_stopped_server_as_far_as_their_window(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pathways.tools.pw_proxy", "--cpu-devices", "2"]
+    command += ["--", "sh", "-c", 'exec "$0" -c "$1" $PPID', sys.executable, STAGE + AHEAD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [str(MOST_AHEAD - 1), "[301. 301. 301. 301.] True"]
