@@ -36,12 +36,12 @@ from pathways.passes.schedule.verify_schedule import VerifySchedule
 from pathways.runtime.bundle.custom_calls import BUNDLE_CALLS, problem_of_call, refusal, refused_in
 from pathways.runtime.bundle.file import PROGRAM, Bundle
 from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError, Constant, Leaf
+from pathways.runtime.bundle.shardy_markers import FRONTEND, parse_attribute, problem_of_markers
 from pathways.runtime.plan.lower import array_type, plan_of
 from pathways.runtime.plan.plan import Argument, ArrayType, Launch, Plan, Result
 from pathways.runtime.plan.stored import Stored, StoredComputation
 from pathways.runtime.plan.sub_programs import SubProgramCalls, calls_of
 
-_FRONTEND = "mhlo.frontend_attributes"
 _DIALECTS = ("builtin", "func", "stablehlo")
 _FORBIDDEN = frozenset(f"stablehlo.{name}" for name in ("infeed", "outfeed", "send", "recv"))
 _FORMER_NAMES = {"soon": "overlap_with_loop"}
@@ -274,7 +274,9 @@ def problem_of(
         return f"{refusal(refused)}{advice}" if refused else "holds a name or a string that is not UTF-8 text"
     names = {op.operation.name for op in nested_ops(module.operation.opview)}
     for name in sorted(names):
-        if name.partition(".")[0] not in dialects or name in _FORBIDDEN:
+        # Groups of devices may be axes of a mesh.
+        is_known = name == "sdy.mesh" or name.partition(".")[0] in dialects
+        if not is_known or name in _FORBIDDEN:
             return f"has an operation that {holder} may not have: {name}"
     for function in ops_named(module, ["func.func"]):
         if not function.regions[0].blocks:
@@ -283,7 +285,8 @@ def problem_of(
         return "has a function that calls itself"
     for target in sorted(custom_calls(module).difference(calls)):
         return f"{refusal(target)}{advice}"
-    return _problem_of_values(module)
+    problem = _problem_of_values(module)
+    return problem_of_markers(module) if problem is None and b"xla.sdy." in text else problem
 
 
 def _problem_of_values(module: ir.Module) -> str | None:
@@ -295,9 +298,7 @@ def _problem_of_values(module: ir.Module) -> str | None:
         if problem is not None:
             return problem
         for text in _shardings(op):
-            try:
-                ir.Attribute.parse(text, module.context)
-            except ir.MLIRError:
+            if parse_attribute(text, module.context) is None:
                 return f"has an invalid sharding: {text[:100]!r}"
     return None
 
@@ -305,10 +306,10 @@ def _problem_of_values(module: ir.Module) -> str | None:
 def _shardings(op: ir.Operation) -> list[str]:
     """Returns the attributes of Shardy that an artifact has as text, on operations and on arguments."""
     texts: list[str] = []
-    holders = [[op.attributes.get(_FRONTEND)]]
+    holders = [[op.attributes.get(FRONTEND)]]
     for name in ("arg_attrs", "res_attrs") if op.name == "func.func" else ():
         values = op.attributes.get(name) or ()
-        holders.append([named.attr for attrs in values for named in attrs if named.name == _FRONTEND])
+        holders.append([named.attr for attrs in values for named in attrs if named.name == FRONTEND])
     for attributes in itertools.chain(*holders):
         for named in attributes if isinstance(attributes, ir.DictAttr) else ():
             if named.name.startswith("xla.sdy."):

@@ -149,6 +149,18 @@ def pipeline_of_microbatches() -> Any:
 
 
 @compared
+def manual_computation() -> Any:
+    stage = pw.make_virtual_device_set().add_slice(shape=(2,), axis_names=("x",))
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def total(x: Any) -> Any:
+        return jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())(x)
+
+    step = pw.program(pw.jit(total, devices=stage, in_shardings=P("x"), out_shardings=P()))
+    return np.asarray(step(np.arange(16.0, dtype=np.float32)))
+
+
+@compared
 def loop_that_ends_by_value() -> Any:
     first, _ = two_stages()
     step = pw.program(lambda x: jax.lax.while_loop(lambda x: x.sum() < 100, lambda x: first(x) + x, x))
