@@ -13,7 +13,7 @@ STEPS := $(if $(ARGS),quick,check-format lint types+wheel lit quick)
 # dies the run ends: with a new one in its place xdist may wait for ever.
 ALL_AT_ONCE := -rfEs -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8))) --dist loadfile \
   --no-loadscope-reorder --max-worker-restart 0
-FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 mutate_files:400 random_schedules:2000 \
+FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 mutate_bundles:5000 mutate_carriers:5000 mutate_files:400 random_schedules:2000 \
   mutate_requests:8000 mutate_connections:5000 random_clients:500 \
   random_branches:5000 random_carries:3000 random_while_loops:2000 random_while_loops:500:--hosts=2 \
   random_losses:5000 random_steps_ahead:300 random_steps_ahead:100:--hosts=4 random_steps_ahead:100:--hosts=0

@@ -20,6 +20,7 @@ from pathways.passes.pipeline import Options
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.proxy.loading.mpmd_source import MpmdInterface, MpmdSource
 from pathways.runtime.proxy.loading.program_checks import check_module
+from pathways.runtime.traces.file_trace import start_from_environment
 
 _DIALECTS = ("builtin", "func", "ifrt", "stablehlo", "chlo", "sdy")
 
@@ -55,6 +56,7 @@ def schedule_ifrt(bytecode: bytes, devices: Sequence[Any], platform: str) -> Mpm
     by_id = {device.id: device for device in devices}
     names = [op.sym_name for op in ops_named(forms.scheduled, ["pw.slice"])]
     slices = {name: tuple(by_id[number] for number in ids) for name, ids in zip(names, lists, strict=True)}
+    start_from_environment()
     passed = [argument for argument in plan.arguments if argument.constant is None]
     return MpmdSource(
         forms.scheduled,

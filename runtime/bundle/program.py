@@ -193,6 +193,16 @@ def artifact_of(bundle: Bundle, name: str) -> ir.Module:
     return _parse_artifact(bundle, f"computation '{name}'", bytes(bundle.artifacts()[name]), make_context())
 
 
+def _called_by_custom_calls(module: ir.Module) -> set[str]:
+    """Returns the functions that custom calls in a module refer to."""
+    return {
+        str(symbol).removeprefix("@")
+        for op in nested_ops(module.operation.opview)
+        if op.operation.name == "stablehlo.custom_call"
+        for symbol in op.operation.attributes.get("called_computations") or ()
+    }
+
+
 def custom_calls(module: ir.Module) -> set[str]:
     """Returns the targets of all custom calls in a module of StableHLO."""
     return {
@@ -278,11 +288,16 @@ def problem_of(
         is_known = name == "sdy.mesh" or name.partition(".")[0] in dialects
         if not is_known or name in _FORBIDDEN:
             return f"has an operation that {holder} may not have: {name}"
+    defined = set()
     for function in ops_named(module, ["func.func"]):
         if not function.regions[0].blocks:
             return f"has a function without a body: @{symbol_name(function)}"
+        defined.add(symbol_name(function))
     if _calls_itself(module):
         return "has a function that calls itself"
+    # MLIR verifies the symbols of `func.call` alone.
+    for name in sorted(_called_by_custom_calls(module) - defined):
+        return f"has a custom call of an unknown function: @{name}"
     for target in sorted(custom_calls(module).difference(calls)):
         return f"{refusal(target)}{advice}"
     problem = _problem_of_values(module)

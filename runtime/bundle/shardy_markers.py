@@ -130,7 +130,7 @@ class _Equivalent:
         ]
         block = ", ".join(f"%l{n}: {value.type}" for n, value in enumerate(call.operands))
         results = [value.type for value in call.results]
-        made = [
+        body = [
             f'%r{n} = "builtin.unrealized_conversion_cast"() : () -> {type_}'
             for n, type_ in enumerate(results)
         ]
@@ -142,7 +142,7 @@ class _Equivalent:
             f"out_shardings = #sdy.sharding_per_value<[{sides[1]}]>, "
             f"manual_axes = {self._parsed(manual)}}}> ({{",
             f"^bb0({block}):",
-            *made,
+            *body,
             f'"sdy.return"({", ".join(f"%r{n}" for n in range(len(results)))}) : ({_types(results)}) -> ()',
             f"}}) : ({_types(inputs)}) -> ({_types(outputs)})",
         )

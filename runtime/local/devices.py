@@ -14,7 +14,7 @@ import jax.extend.backend
 import numpy as np
 
 from pathways.runtime.plan.plan import SliceSpec
-from pathways.runtime.resources.cluster import CPU_REMEDY, Cluster, Device, DeviceIsland, Host
+from pathways.runtime.resources.cluster import CPU_REMEDY, SERVER_REMEDY, Cluster, Device, DeviceIsland, Host
 from pathways.runtime.resources.manager import Binding, ResourceError
 from pathways.runtime.resources.process_cluster import Discover, ProcessCluster
 from pathways.runtime.resources.status import SliceStatus
@@ -105,7 +105,8 @@ def discover(
     for position, (handle, number) in enumerate(zip(handles, numbers, strict=True)):
         device = _device(handle, position, f"island{number}", device_memory)
         groups.setdefault(device.island, []).append(device)
-    return Cluster(tuple(DeviceIsland(name, tuple(devices)) for name, devices in groups.items()))
+    remedy = SERVER_REMEDY if any(map(pjrt.is_proxied, handles)) else None
+    return Cluster(tuple(DeviceIsland(name, tuple(devices)) for name, devices in groups.items()), remedy)
 
 
 def devices_of(binding: Binding) -> tuple[jax.Device, ...]:

@@ -26,7 +26,7 @@ REMEDY = "run it without pw-proxy, or with pathways.connect(hosts=...)"
 """End of messages of what a server has not."""
 
 
-MOST_AHEAD = 96
+MAX_AHEAD = 96
 """Maximum of the calls of a program that have not ended."""
 
 _CALLS_APART = 32
@@ -39,7 +39,7 @@ _SMALL = 4096
 class CallWindow:
     """Limit of how far the calls of a program run ahead of its server, which takes any number of them.
 
-    Every `_CALLS_APART` calls one waits for results of the call that was `MOST_AHEAD` before it. Where the
+    Every `_CALLS_APART` calls one waits for results of the call that was `MAX_AHEAD` before it. Where the
     caller has deleted or donated its small results, and dropped all others, no call waits.
     """
 
@@ -49,7 +49,7 @@ class CallWindow:
 
     def wait_for_room(self) -> None:
         """Waits until a further call has room."""
-        if len(self._kept) * _CALLS_APART < MOST_AHEAD:
+        if len(self._kept) * _CALLS_APART < MAX_AHEAD:
             return
         for result in self._kept.popleft():
             array = result()

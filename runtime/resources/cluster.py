@@ -13,6 +13,7 @@ CPU_REMEDY = (
 )
 
 HOSTS_REMEDY = "for more devices connect to more hosts, as with pathways.connect(hosts=...)"
+SERVER_REMEDY = "for more devices start pw-proxy with more: --cpu-devices, --hosts and --devices-per-host"
 SERVICE_REMEDY = "for more devices attach to a service that has more: the file of its cluster says how many"
 AFTER_DISCONNECT = (
     "these are the devices of this process, since pathways.disconnect() was called; call "
@@ -65,9 +66,14 @@ class DeviceIsland:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Cluster:
-    """All devices that programs may use, grouped into islands."""
+    """All devices that programs may use, grouped into islands.
+
+    Attributes:
+      remedy: the remedy for too few devices, for messages; None for the one for devices of this process.
+    """
 
     islands: tuple[DeviceIsland, ...]
+    remedy: str | None = None
 
     @property
     def devices(self) -> tuple[Device, ...]:

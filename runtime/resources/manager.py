@@ -319,7 +319,9 @@ class ResourceManager[S: RequestedSlice]:
             ]
         if any(slice.spec.overlap and slice.device_set.replicas > 1 for slice in slices):
             lines.append("  slices with overlap=True may share some, but none with those of another replica")
-        remedy = self.remedy or (CPU_REMEDY if self.cluster.platform == "cpu" else None)
+        remedy = (
+            self.remedy or self.cluster.remedy or (CPU_REMEDY if self.cluster.platform == "cpu" else None)
+        )
         if remedy is not None:
             lines.append("  " + remedy.format(count=max(needed, devices + 1)))
         return "\n".join(lines)

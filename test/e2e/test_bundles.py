@@ -553,6 +553,7 @@ def marked(sharding):
     return CALL.format("xla.sdy.FuncResultSharding").replace("(%x) :", f"{attributes} :")
 
 
+UNKNOWN_COMPARATOR = CALL.format("ApproxTopK").replace("(%x) :", "(%x) {called_computations = [@other]} :")
 RECURSION = """
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   %y = func.call @f(%x) : (tensor<2xf32>) -> tensor<2xf32>
@@ -612,6 +613,7 @@ def with_artifact(path, to, raw):
         ),
         (artifact(marked("#sdy.sharding_per_value<[<@mesh")), "has an invalid sharding: '#sdy.sharding"),
         (artifact(IDENTITY + "func.func private @g(tensor<f32>)"), "has a function without a body: @g"),
+        (artifact(UNKNOWN_COMPARATOR), "has a custom call of an unknown function: @other"),
         (artifact(f"module @named {{ {IDENTITY} }}").replace(b"named", b"n\xe9med"), "not UTF-8"),
     ],
 )

@@ -21,7 +21,7 @@ from pathways.proxy import ProxyServer
 from pathways.runtime.clusters.connect import start_session
 from pathways.runtime.hosts.launch.launcher_choice import settings_of
 from pathways.runtime.hosts.launch.settings import Island
-from pathways.runtime.local.proxied_load import MOST_AHEAD
+from pathways.runtime.local.proxied_load import MAX_AHEAD
 from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
 
 pytestmark = pytest.mark.process
@@ -93,6 +93,18 @@ def test_slices_of_the_server_are_islands(server: ProxyServer) -> None:
         "<pathways.Cluster of 8 cpu devices (island0: 4 on host 0, island1: 4 on host 0)>",
         "[1]",
     ]
+
+
+def test_too_few_devices_name_the_flags_of_the_server(server: ProxyServer) -> None:
+    program = """
+    large = pw.make_virtual_device_set().add_slice(shape=(16,), axis_names=("x",))
+    print(error_of(lambda: pw.program(pw.jit(jnp.sin, devices=large))(np.ones(16, "f"))))
+    """
+    (first, remedy) = lines_of(server, program)
+    assert "not enough devices: it needs 16" in first
+    assert remedy == (
+        "  for more devices start pw-proxy with more: --cpu-devices, --hosts and --devices-per-host"
+    )
 
 
 def test_memory_and_costs_are_those_of_the_server(server: ProxyServer) -> None:
@@ -230,4 +242,4 @@ def test_calls_run_ahead_of_a_stopped_server_as_far_as_their_window(tmp_path: Pa
     command += ["--", "sh", "-c", 'exec "$0" -c "$1" $PPID', sys.executable, STAGE + AHEAD]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == [str(MOST_AHEAD - 1), "[301. 301. 301. 301.] True"]
+    assert done.stdout.splitlines() == [str(MAX_AHEAD - 1), "[301. 301. 301. 301.] True"]

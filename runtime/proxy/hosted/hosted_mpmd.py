@@ -30,7 +30,7 @@ from pathways.runtime.proxy.wire.statuses import StatusError, status_of
 from pathways.runtime.resources.manager import Binding
 
 
-class _LoadedProgram:
+class _HostedSteps:
     """Program on its workers, which is unloaded after its last use.
 
     Args:
@@ -78,7 +78,7 @@ class HostedPlan:
         self._lock = threading.Lock()
         self._loaded = self._load()
 
-    def current(self) -> _LoadedProgram:
+    def current(self) -> _HostedSteps:
         """Returns the program on the current workers.
 
         Raises:
@@ -89,7 +89,7 @@ class HostedPlan:
                 self._loaded = self._load()
             return self._loaded
 
-    def _load(self) -> _LoadedProgram:
+    def _load(self) -> _HostedSteps:
         session, interface = self._loader.session, self._interface
         program = self._loader.load(self._places)
         inputs = {
@@ -100,7 +100,7 @@ class HostedPlan:
         for island, ports in program.outputs.items():
             for n, position in enumerate(self._positions(island, ports, interface.outputs)):
                 places[position] = ports[n].location, n
-        return _LoadedProgram(session, program, inputs, [places[n] for n in range(len(interface.outputs))])
+        return _HostedSteps(session, program, inputs, [places[n] for n in range(len(interface.outputs))])
 
     def _positions(self, island: int, ports: Iterable[HostPort], values: Sequence[MpmdPort]) -> list[int]:
         """Returns the positions of the ports of an island among the arguments or results."""

@@ -17,7 +17,6 @@ from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
-from pathways.runtime.traces.file_trace import start_from_environment
 from pathways.runtime.xla import pjrt
 
 
@@ -71,7 +70,6 @@ def load_mpmd(source: MpmdSource) -> LocalMpmdProgram:
     """Compiles and loads a program; see `Backend.load_mpmd`."""
     plan, interface = source.plan, source.interface
     bindings = {name: binding_of(devices, plan.slices[name]) for name, devices in interface.slices.items()}
-    start_from_environment()
     executable = load(plan, bindings, argument_names=source.argument_names)
     return LocalMpmdProgram(executable, interface.devices, interface.results, interface.donated, interface)
 
