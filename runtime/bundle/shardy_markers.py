@@ -24,7 +24,7 @@ _TO_LOCAL, _TO_GLOBAL, _BODY = (
 
 
 class _MarkerError(Exception):
-    """Marker that stands for no operation of Shardy; the message is the end of a sentence."""
+    """Marker without an operation of Shardy; the message is the end of a sentence."""
 
 
 def problem_of_markers(module: ir.Module) -> str | None:
@@ -52,7 +52,7 @@ def parse_attribute(text: str, context: ir.Context) -> ir.Attribute | None:
 
 
 class _Equivalent:
-    """Module with the operations that the markers of another one stand for, each in a function of its own."""
+    """Module with the operations of Shardy for the markers of a computation, each in its function."""
 
     def __init__(self, module: ir.Module) -> None:
         self._context = module.context
@@ -113,7 +113,7 @@ class _Equivalent:
             self._add_lines([type_], f"%0 = {line}")
 
     def _add_manual_computation(self, call: ir.Operation) -> None:
-        """Adds the manual computation that a call of a body stands for."""
+        """Adds the manual computation of a call of its body."""
         to_local, to_global = _around(call)
         axes = {_frontend(op).get(_MANUAL_AXES) for op in (to_local, to_global) if op is not None}
         manual = next(iter(axes), None)
@@ -162,7 +162,7 @@ class _Equivalent:
             shardings = list(sdy.TensorShardingPerValueAttr(attribute).shardings)
             if len(shardings) == count:
                 return shardings
-        raise _MarkerError(f"has other shardings than those of {count} values: {(text or '')[:100]!r}")
+        raise _MarkerError(f"has no shardings of {count} values: {(text or '')[:100]!r}")
 
     def _parsed(self, text: str) -> ir.Attribute:
         attribute = parse_attribute(text, self._context)

@@ -67,7 +67,7 @@ class CallWindow:
 
 
 def _held(array: jax.Array) -> Callable[[], jax.Array | None]:
-    """Returns a function that returns an array, as long as it lives, and holds those that are small."""
+    """Returns a function with an array as its result: a small one, or a larger one as long as it lives."""
     return weakref.ref(array) if array.nbytes > _SMALL else lambda: array
 
 

@@ -166,7 +166,7 @@ class Step:
             return self._spoiled
         if self.pending_hosts:
             return None
-        # A finished step stands for the steps before it. Thousands may be unfinished: too many for recursion.
+        # The steps before a finished one are finished. Thousands may be unfinished: too many for recursion.
         pending: dict[Step, None] = {}
         spoiled: dict[Step, None] = {}
         seen = {*self._before}

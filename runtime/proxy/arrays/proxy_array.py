@@ -28,7 +28,7 @@ class ProxyArray:
 
     @property
     def error(self) -> StatusError | None:
-        """The error in the place of the array; None while the array has no known error."""
+        """The error of the array; None without a known one."""
         return self.value if isinstance(self.value, StatusError) else None
 
     def read(self) -> tuple[ArraySpec, Any]:

@@ -1,4 +1,4 @@
-"""Programs on several meshes of this process: those of Shardy's MPMD compiler, and of Pathways."""
+"""Programs on several meshes of this process: programs of Shardy's MPMD compiler, and of Pathways."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LocalMpmdProgram(MpmdProgram):
     def _unshared(
         self, values: list[jax.Array], operands: Sequence[jax.Array], donated: set[int]
     ) -> list[jax.Array]:
-        """Returns the results, with copies of those that share a buffer with others or with a kept argument.
+        """Returns the results: a copy of each whose buffer a kept argument or another result has.
 
         A client may delete or donate each array that it has, without a change of any other. Donated arguments
         are deleted.

@@ -64,7 +64,7 @@ class MpmdInterface:
 
         Args:
           devices: the devices that the client names.
-          by_port: whether clients pass an argument to each slice that reads it, as those of Pathways do.
+          by_port: whether clients pass an argument once for each slice of its readers, as Pathways does.
         """
         passed = [argument for argument in plan.arguments if argument.constant is None]
         inputs, outputs = (tuple(_ports(plan, slices, values)) for values in (passed, plan.results))
