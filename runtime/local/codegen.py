@@ -95,12 +95,14 @@ class Line:
       label: a description of the line.
       places: the names of the variables of these slots.
       step: the launch, the send, the receive, or the first of the transfers; None for lines after all steps.
+      written: the names of the variables of its results, by slot.
     """
 
     label: str
     reads: tuple[Slot, ...]
     places: tuple[str, ...] = ()
     step: Launch | Transfer | Send | Receive | None = None
+    written: Mapping[Slot, str] = dataclasses.field(default_factory=dict)
 
 
 class CallObserver(Protocol):
@@ -231,6 +233,7 @@ class _Writer:
         self.values: dict[str, Any] = {}
         self.names: dict[int, str] = {}
         self.places: dict[Slot, str] = {}
+        self.written: dict[Slot, str] = {}
         self.free: list[int] = []
         self.registers = itertools.count()
         self.constants = {slot: self.value("constant", array) for slot, array in target.constants.items()}
@@ -257,11 +260,12 @@ class _Writer:
     ) -> None:
         label = " ".join(label.split())
         self.lines.append(f"{'    ' * self.indent}{text}  # {label}")
-        self.steps[len(self.lines)] = Line(label, tuple(reads), tuple(places), step)
+        self.steps[len(self.lines)] = Line(label, tuple(reads), tuple(places), step, self.written)
+        self.written = {}
 
     def allocate(self, slot: Slot) -> str:
         number = heapq.heappop(self.free) if self.free else next(self.registers)
-        self.places[slot] = f"v{number}"
+        self.places[slot] = self.written[slot] = f"v{number}"
         return f"v{number}"
 
     def read(self, slots: Sequence[Slot]) -> str:
@@ -288,6 +292,7 @@ class _Writer:
         ]
         if passed:
             self.line(self.indent, f"{self.write(passed)}arrays")
+            self.written = {}
 
     def launch(self, launch: Launch) -> None:
         kernel = self.target.kernel(launch)

@@ -69,13 +69,17 @@ def _slice_of(step: Launch | Transfer | Send | Receive) -> str:
 
 def _describe(line: Line) -> str:
     match line.step:
-        case Launch(slice=slice, microbatch=None):
-            return f"step {line.label} on slice {slice}"
-        case Launch(slice=slice, microbatch=microbatch):
-            return f"step {line.label} on slice {slice}, microbatch {microbatch}"
+        case Launch() as launch:
+            return describe_launch(launch)
         case Transfer() | Send() | Receive():
             return f"transfer {line.label}"
     return line.label
+
+
+def describe_launch(launch: Launch) -> str:
+    """Returns the words of messages for a launch: its label, its slice and its microbatch."""
+    microbatch = "" if launch.microbatch is None else f", microbatch {launch.microbatch}"
+    return f"step {' '.join(launch.label.split())} on slice {launch.slice}{microbatch}"
 
 
 def _value(frame: types.FrameType, place: str) -> jax.Array:

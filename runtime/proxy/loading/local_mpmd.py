@@ -13,6 +13,7 @@ from pathways.dialect.errors import PathwaysError
 from pathways.runtime.local.devices import binding_of
 from pathways.runtime.local.load import Executable, load, stats_of
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
+from pathways.runtime.local.partial_calls import PartialFailure, PartialTarget
 from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
@@ -43,12 +44,16 @@ class LocalMpmdProgram(MpmdProgram):
     def _run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
         for number in copied:
             operands[number] = _copy(operands[number])
-        values = self.executable.run([operands[number] for number in self.interface.read])
+        try:
+            values = self.executable.run([operands[number] for number in self.interface.read])
+        except PartialFailure as failure:
+            values = [
+                status_of_program(output) if isinstance(output, Exception) else output
+                for output in failure.outputs
+            ]
         return self._unshared(values, operands, donated)
 
-    def _unshared(
-        self, values: list[jax.Array], operands: Sequence[jax.Array], donated: set[int]
-    ) -> list[jax.Array]:
+    def _unshared(self, values: list[Any], operands: Sequence[jax.Array], donated: set[int]) -> list[Any]:
         """Returns the results: a copy of each whose buffer a kept argument or another result has.
 
         A client may delete or donate each array that it has, without a change of any other. Donated arguments
@@ -70,7 +75,7 @@ def load_mpmd(source: MpmdSource) -> LocalMpmdProgram:
     """Compiles and loads a program; see `Backend.load_mpmd`."""
     plan, interface = source.plan, source.interface
     bindings = {name: binding_of(devices, plan.slices[name]) for name, devices in interface.slices.items()}
-    executable = load(plan, bindings, argument_names=source.argument_names)
+    executable = load(plan, bindings, argument_names=source.argument_names, make_target=PartialTarget)
     return LocalMpmdProgram(executable, interface.devices, interface.results, interface.donated, interface)
 
 

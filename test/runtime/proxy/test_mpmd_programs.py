@@ -223,16 +223,26 @@ def test_an_array_that_is_donated_and_passed_twice(served: ServedDevices) -> Non
     np.testing.assert_array_equal(ENGINE.fetch(result), X)
 
 
-def test_a_launch_that_fails_is_named(served: ServedDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_fails_is_named_and_takes_its_results_alone(
+    served: ServedDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "machine_memory", lambda: (1 << 60, "the machine has"))
     large = f"tensor<{1 << 17}x{1 << 18}xcomplex<f64>>"
     text = f"""
       !a = !ifrt.array<tensor<f32>, #ifrt.sharding_param< to [0] on 1>, [0]>
       !b = !ifrt.array<{large}, #ifrt.sharding_param<1x1 to [0] on 1>, [0]>
+      !c = !ifrt.array<tensor<f32>, #ifrt.sharding_param< to [0] on 1>, [1]>
       module @step {{
-        func.func public @main(%x: !a) -> !b attributes {{ifrt.function}} {{
+        func.func public @main(%x: !a, %y: !c) -> (!b, !c) attributes {{ifrt.function}} {{
           %0, %c = ifrt.Call @fill::@main(%x) on devices [0] {{ifrt.mesh_name = "first"}} : (!a) -> !b
-          return %0 : !b
+          %1, %d = ifrt.Call @double::@main(%y) on devices [1] {{ifrt.mesh_name = "second"}} : (!c) -> !c
+          return %0, %1 : !b, !c
+        }}
+        module @double <sym_visibility = "private"> {{
+          func.func @main(%x: tensor<f32>) -> tensor<f32> {{
+            %0 = stablehlo.add %x, %x : tensor<f32>
+            return %0 : tensor<f32>
+          }}
         }}
         module @fill <sym_visibility = "private"> {{
           func.func @main(%x: tensor<f32>) -> {large} {{
@@ -242,11 +252,12 @@ def test_a_launch_that_fails_is_named(served: ServedDevices, monkeypatch: pytest
         }}
       }}
     """
-    program = compiled(served, bytecode(text), devices=(0,))
-    (result,) = program.execute([array(program.parameters[0], np.float32(1))])
-    assert isinstance(result.value, StatusError)
-    assert result.value.code == StatusCode.RESOURCE_EXHAUSTED
-    assert result.value.message.endswith("in program step, step fill on slice first")
+    program = compiled(served, bytecode(text), devices=(0, 1))
+    lost, doubled = program.execute([array(spec, np.float32(1)) for spec in program.parameters])
+    assert isinstance(lost.value, StatusError)
+    assert lost.value.code == StatusCode.RESOURCE_EXHAUSTED
+    assert lost.value.message.endswith("in program step, step fill on slice first")
+    np.testing.assert_array_equal(ENGINE.fetch(doubled), np.float32(2))
 
 
 FOREIGN_CALL = """
