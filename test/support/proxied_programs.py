@@ -167,5 +167,26 @@ def loop_that_ends_by_value() -> Any:
     return np.asarray(step(np.arange(16.0, dtype=np.float32)))
 
 
+@compared
+def thousand_steps_of_jits_and_programs() -> Any:
+    first, second = two_stages()
+    program = pw.program(lambda x, n: (second(first(x)), n + 1), donate_argnums=(0, 1))
+    # Of arrays on different devices, so one each.
+    scaled = jax.jit(lambda x: jnp.tanh(x * 3), donate_argnums=0)
+    counted = jax.jit(lambda n: n * 3 % 1001, donate_argnums=0)
+
+    def jitted(x: Any, n: Any) -> Any:
+        return scaled(x), counted(n)
+
+    state = np.linspace(-1, 1, 16, dtype=np.float32), np.int32(1)
+    for number in range(1000):
+        # A jit between two programs, then a program between two jits.
+        steps = (program, jitted, program) if number % 2 else (jitted, program, jitted)
+        for step in steps:
+            before, state = state, step(*state)
+            assert number == 0 or all(array.is_deleted() for array in before)
+    return [np.asarray(array) for array in state]
+
+
 if __name__ == "__main__":
     Path(sys.argv[1]).write_bytes(pickle.dumps(run_all(PROGRAMS)))
