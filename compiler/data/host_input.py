@@ -39,6 +39,7 @@ from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import ResultArray
 from pathways.runtime.hosts.protocol.shards import shard_indices
 from pathways.runtime.hosts.worker.call_runner import CallRefused
+from pathways.runtime.local.proxied_load import check_not_proxied
 
 _MODULE = worker_batches.__name__
 
@@ -397,6 +398,7 @@ def batches_of(
     of_all = (source, types, tree, count, None if shards is None else int(shards), states)
     placed = [kind for kind in types if isinstance(kind, PlacedType)]
     if not placed:
+        check_not_proxied(f"pw.prefetch: {source.name} runs")
         return _BatchesHere(*of_all)
     return _BatchesOnHosts(placed[0].controller, is_ahead, *of_all)
 

@@ -31,6 +31,7 @@ from pathways.runtime.hosts.protocol.programs import WHOLE
 from pathways.runtime.hosts.worker.call_runner import numpy_of
 from pathways.runtime.hosts.worker.client_modules import find_function
 from pathways.runtime.local.devices import bind, mesh_of
+from pathways.runtime.local.proxied_load import check_not_proxied
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary
@@ -93,6 +94,7 @@ class FunctionOnHosts(ProcessBound):
         text = plain_values.encode([[], tree, named], f"{self.name}: named arguments")
         hosts = controller()
         if hosts is None:
+            check_not_proxied(f"pw.on_hosts: {self.name} runs")
             return _LocalCall(self, plain_values.build(tree, leaves), plain_values.decode(text)[2])
         return self._start(hosts, leaves, text)
 

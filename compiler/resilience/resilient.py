@@ -40,6 +40,7 @@ from pathways.compiler.stages import Bound
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
+from pathways.runtime.local.proxied_load import check_not_proxied
 from pathways.runtime.resilience.core import ResilienceCore
 from pathways.runtime.resilience.events import (
     BoundaryReached,
@@ -515,7 +516,9 @@ def resilient(
     if not jax.tree.leaves(state):
         raise ValueError("pw.resilient: the state has no leaves")
     hosts = controller()
-    if hosts is not None and isinstance(program, Bound):
+    if hosts is None:
+        check_not_proxied("pw.resilient: the state is kept")
+    elif isinstance(program, Bound):
         raise TypeError(
             "pw.resilient: a compiled program is bound to workers, which may be lost; pass the program "
             "itself, which is compiled again for new workers"

@@ -13,7 +13,7 @@ from typing import Any, override
 import jax
 
 from pathways.runtime.bundle.carrier import carrier_of
-from pathways.runtime.local.devices import devices_of, mesh_of
+from pathways.runtime.local.devices import devices_of, devices_of_cluster, mesh_of
 from pathways.runtime.local.load import Executable, ports_of
 from pathways.runtime.local.memory import MemoryAnalysis, SliceMemory
 from pathways.runtime.local.recording import CallRecorder
@@ -24,6 +24,19 @@ from pathways.runtime.xla import ifrt, pjrt
 
 REMEDY = "run it without pw-proxy, or with pathways.connect(hosts=...)"
 """End of messages of what a server has not."""
+
+
+def check_not_proxied(what: str) -> None:
+    """Checks that the devices are not those of a server, whose processes run no Python of a program.
+
+    Args:
+      what: says what runs in workers, for the message.
+
+    Raises:
+      RuntimeError: they are.
+    """
+    if pjrt.is_proxied(devices_of_cluster()[0]):
+        raise RuntimeError(f"{what} in workers, which a program has not behind pw-proxy; {REMEDY}")
 
 
 MAX_AHEAD = 96

@@ -130,15 +130,28 @@ def test_what_a_server_has_not_is_one_sentence(server: ProxyServer, tmp_path: Pa
         with pw.trace({str(tmp_path / "trace.json")!r}):
             compiled(x)
     print(error_of(traced))
+    on_host = pw.on_hosts("operator:neg", devices=stage)
+    print(error_of(lambda: on_host(x)))
+    source = pw.on_hosts("builtins:range")
+    print(error_of(lambda: pw.prefetch(source, compiled, argument="x", rows=4)))
+    print(error_of(lambda: pw.resilient(lambda s, b: (s, b), x, [x], feeds=(compiled, "x"))))
     print(compiled(0 * x))
     """
-    callback, text, trace, goes_on = lines_of(server, program)
+    callback, text, trace, *workers, goes_on = lines_of(server, program)
     remedy = "run it without pw-proxy, or with pathways.connect(hosts=...)"
     assert "calls back into Python" in callback
     assert "jax.debug.callback" in callback
     assert text.startswith("RuntimeError: program 'sin' is compiled by a server, which keeps the text")
     assert trace.startswith("RuntimeError: program 'sin' is launched by a server, which has no trace")
-    assert all(line.endswith(remedy) for line in (callback, text, trace))
+    subjects = (
+        "pw.on_hosts: operator:neg runs",
+        "pw.prefetch: builtins:range runs",
+        "pw.resilient: the state",
+    )
+    for line, subject in zip(workers, subjects, strict=True):
+        assert line.startswith(f"RuntimeError: {subject}")
+        assert "in workers, which a program has not behind pw-proxy" in line
+    assert all(line.endswith(remedy) for line in (callback, text, trace, *workers))
     assert goes_on == "[0. 0. 0. 0.]"
 
 
