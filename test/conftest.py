@@ -46,12 +46,16 @@ import preloaded
 import pytest
 import requirements
 from durations import MAX_QUICK_TEST_S
+from jaxlib import xla_client
 from plan_builder import PlanBuilder, Runner
 
 pytest_plugins = ("timeouts",)
 
 jax.config.update("jax_num_cpu_devices", 8)
 preloaded.start_workers()
+
+# XLA reads its flags at their first use: not in a test that changes the variable.
+xla_client.CompileOptions()
 
 # A runner that was started in the background ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -45,7 +45,7 @@ MAX_AHEAD = 96
 _CALLS_APART = 32
 """The distance of the calls whose end is waited for: a wait is a message."""
 
-_SMALL = 4096
+_SMALL = 256
 """Bytes of a result that may live longer than the caller needs it."""
 
 

@@ -233,9 +233,9 @@ def test_bundle_runs_in_a_process_without_its_code(model, expected, trust, tmp_p
     np.savez(tmp_path / "in.npz", **arrays)
     done = preloaded.run("-c", FRESH, model, tmp_path / "in.npz", "2", trust, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = np.load(tmp_path / "in.npz.out.npz")
-    for name, array in zip(loaded.outputs, jax.tree.leaves(expected), strict=True):
-        assert found[name].tobytes() == bits(array).tobytes()
+    with np.load(tmp_path / "in.npz.out.npz") as found:
+        for name, array in zip(loaded.outputs, jax.tree.leaves(expected), strict=True):
+            assert found[name].tobytes() == bits(array).tobytes(), done.stderr
 
 
 def test_bundle_binds_slices_when_it_is_loaded(model, expected):
