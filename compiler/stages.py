@@ -13,10 +13,11 @@ from typing import Any, override
 import jax
 from jaxlib.mlir import ir
 
-from pathways.compiler.backends.backend import load_program
+from pathways.compiler.backends.backend import is_served, load_program
 from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, Scheduled
 from pathways.compiler.backends.replica_executable import ReplicaExecutable
 from pathways.compiler.backends.replicated import with_replicas
+from pathways.compiler.backends.served_executable import load_proxied
 from pathways.compiler.chunks import ChunkedExecutable, subprogram_ports
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature
@@ -222,9 +223,26 @@ class ChunkedLowered(Lowered):
 
     @override
     def load_once(self, *, strict: bool) -> ProgramExecutable:
+        if is_served():
+            return self._load_proxied(strict=strict)
         subprograms = {name: lowered.load_once(strict=False) for name, lowered in self._subprograms.items()}
         signature = dataclasses.replace(self._signature, strict=strict)
         return ChunkedExecutable(self._calls, subprograms, self._interface, signature, self.name)
+
+    def _load_proxied(self, *, strict: bool) -> ProgramExecutable:
+        """Has a server compile the whole program, and run its loops."""
+        plans = {
+            name: plan_of(lowered._forms.scheduled, lowered.name, proved=True)
+            for name, lowered in self._subprograms.items()
+        }
+        program = Scheduled(
+            self._forms.scheduled,
+            plans[self._calls.repeated],
+            self._interface,
+            dataclasses.replace(self._signature, strict=strict),
+            keepalive=self._keepalive,
+        )
+        return load_proxied(program, program.bind(), self._calls.plan_of_ports(self.name, plans))
 
 
 class Bound(ProcessBound):

@@ -21,6 +21,11 @@ from pathways.runtime.traces.file_trace import start_from_environment
 from pathways.runtime.xla import pjrt
 
 
+def is_served() -> bool:
+    """Returns whether the devices of the cluster are those of a server."""
+    return controller() is None and pjrt.is_proxied(devices_of_cluster()[0])
+
+
 def load_program(
     program: Scheduled,
     bindings: Mapping[str, Binding],
@@ -44,7 +49,7 @@ def load_program(
             _warn_of_unchecked_values()
         loader = ProgramLoader(hosts, _bound(program), program.plan, program.module.context)
         return HostsExecutable(loader, bindings, program.interface, program.signature)
-    if pjrt.is_proxied(devices_of_cluster()[0]):
+    if is_served():
         return load_proxied(program, bindings)
     start_from_environment()
     executable = load(

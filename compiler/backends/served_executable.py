@@ -18,6 +18,7 @@ from pathways.compiler.lower.python_calls import python_call_of
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.local.proxied_load import REMEDY, ProxiedExecutable, load_by_server
+from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.manager import Binding
 
 
@@ -26,9 +27,17 @@ class ServedExecutable(LocalExecutable):
 
     Arguments and results are `jax.Array`s of the server, as `jax.jit` takes and returns there. Only the
     questions about compiled code differ from a `LocalExecutable`: they go to the server.
+
+    Args:
+      loaded: the program at the server. Its plan may have the arguments and results alone.
+      program: the program.
     """
 
     loaded: ProxiedExecutable
+
+    def __init__(self, loaded: ProxiedExecutable, program: Scheduled) -> None:
+        super().__init__(loaded, program.interface, program.signature, program.keepalive)
+        self.plan = program.plan
 
     @override
     def memory_analysis(self) -> MemoryAnalysis:
@@ -48,14 +57,22 @@ class ServedExecutable(LocalExecutable):
         raise RuntimeError(f"program '{self.name}' is compiled by a server, which keeps the text; {REMEDY}")
 
 
-def load_proxied(program: Scheduled, bindings: Mapping[str, Binding]) -> ServedExecutable:
+def load_proxied(
+    program: Scheduled, bindings: Mapping[str, Binding], ports: Plan | None = None
+) -> ServedExecutable:
     """Has the server of this process's devices compile a program.
+
+    Args:
+      program: the program; its plan may be that of one of its sub-programs.
+      bindings: the devices of each of its slices.
+      ports: its arguments and results, as a plan; by default those of its plan.
 
     Raises:
       ProgramError: a server cannot run it; says why.
       JaxRuntimeError: the server or XLA rejects it.
     """
-    name = program.plan.name
+    ports = ports or program.plan
+    name = ports.name
     if program.stored is not None:
         raise ProgramError(f"program '{name}' is of a bundle, which is for devices of this process; {REMEDY}")
     for computation in program.plan.computations.values():
@@ -71,5 +88,5 @@ def load_proxied(program: Scheduled, bindings: Mapping[str, Binding]) -> ServedE
         bundle = packed(program.module, name, interface, signature)
     except BundleError as error:
         raise ProgramError(f"program '{name}' cannot be sent to a server: {error}") from None
-    executable = load_by_server(program.plan, bundle, bindings, program.interface.out_avals)
-    return ServedExecutable(executable, program.interface, program.signature, program.keepalive)
+    executable = load_by_server(ports, bundle, bindings, program.interface.out_avals)
+    return ServedExecutable(executable, program)

@@ -101,11 +101,8 @@ def _contents(
     for part, plan in plans.items():
         for computation in plan.computations.values():
             _refuse_callbacks(modules[part], computation)
-    if in_parts:
-        passed, returned = calls_of(scheduled).ports(plans)
-    else:
-        passed = [argument for argument in plans[""].arguments if argument.constant is None]
-        returned = plans[""].results
+    ports = calls_of(scheduled).plan_of_ports(name, plans) if in_parts else plans[""]
+    passed = [argument for argument in ports.arguments if argument.constant is None]
     positional, named = argument_roots(signature.tree, signature.keys, interface.argument_paths)
     result = Root.of(RESULT, tree_of(interface.out_tree, interface.out_keys))
     artifacts = [pjrt.portable_artifact(computation.module) for computation in computations.values()]
@@ -127,7 +124,7 @@ def _contents(
         named=named,
         arguments=tuple(_leaves((*positional, *named), interface.in_avals, passed)),
         result=result,
-        results=tuple(_leaves((result,), interface.out_avals, returned)),
+        results=tuple(_leaves((result,), interface.out_avals, ports.results)),
         computations=tuple(ListedComputation(n, c.local, c.effects) for n, c in computations.items()),
         custom_calls=tuple(sorted(calls)),
         constants=tuple(Constant(n, value.shape, value.dtype.name) for n, value in constants.items()),

@@ -419,13 +419,10 @@ def _check_plans(bundle: Bundle, program: StoredProgram) -> None:
         stored_name(name, computation) for name, plan in plans.items() for computation in plan.computations
     ]
     _check_same(bundle, "computations", names, planned)
-    if program.calls is None:
-        passed = [argument for argument in program.plan.arguments if argument.constant is None]
-        results: Sequence[Result] = program.plan.results
-    else:
-        passed, results = program.calls.ports(plans)
+    ports = program.calls.plan_of_ports(manifest.name, plans) if program.calls else program.plan
+    passed = [argument for argument in ports.arguments if argument.constant is None]
     _check_same(bundle, "arguments", *_leaves(manifest.arguments, passed))
-    _check_same(bundle, "results", *_leaves(manifest.results, results))
+    _check_same(bundle, "results", *_leaves(manifest.results, ports.results))
 
 
 def _leaves(

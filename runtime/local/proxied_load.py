@@ -129,7 +129,7 @@ def load_by_server(
     """Has the server of this process's devices load a program.
 
     Args:
-      plan: its plan.
+      plan: its plan, or one with its arguments and results alone.
       bundle: the same as a bundle.
       bindings: the devices of each of its slices, by name, in the order of the bundle.
       result_avals: the avals of its results, which may have weak types, and the dtypes of typed PRNG keys.

@@ -319,7 +319,8 @@ class Plan:
     @functools.cached_property
     def slot_slices(self) -> Mapping[Slot, str]:
         """The slice of each slot."""
-        slices = {slot: name for argument in self.arguments for name, slot in argument.slots.items()}
+        values: list[Argument | Result] = [*self.arguments, *self.results]
+        slices = {slot: name for value in values for name, slot in value.slots.items()}
         for step in self.steps:
             match step:
                 case Launch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
@@ -15,7 +16,7 @@ from pathways.dialect.relations.subprogram_relations import ports_of_part
 from pathways.dialect.syntax.bytecode import copy_of
 from pathways.dialect.verification.forms import PARTS
 from pathways.runtime.plan.lower import array_type
-from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Result
+from pathways.runtime.plan.plan import Argument, ArrayType, Plan, Replicas, Slot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +76,93 @@ class SubProgramCalls:
             if value == number
         ]
 
-    def ports(self, plans: Mapping[str, Plan]) -> tuple[list[Argument], Sequence[Result]]:
-        """Returns the arguments and results of the program, as the plans of its sub-programs have them."""
-        passed = {name: [a for a in plan.arguments if a.constant is None] for name, plan in plans.items()}
+    def plan_of_ports(self, name: str, plans: Mapping[str, Plan]) -> Plan:
+        """Returns the arguments and results of the program, as a plan without steps.
+
+        On each slice an argument has the sharding that its first reader expects; see `consumers`.
+
+        Args:
+          name: the name of the program.
+          plans: the plans of its sub-programs.
+        """
+        passed = {part: [a for a in plan.arguments if a.constant is None] for part, plan in plans.items()}
+        slots = _NewSlots([], [], [])
         arguments = []
         for number, type_ in enumerate(self.arguments):
-            slots = {
-                slice: slot
-                for name, n in self.consumers(number)
-                for slice, slot in passed[name][n].slots.items()
+            readers = [(plans[part], passed[part][n]) for part, n in self.consumers(number)]
+            places = {
+                slice: (plan, slot)
+                for plan, argument in reversed(readers)
+                for slice, slot in argument.slots.items()
             }
-            kind = self.argument_kinds[number]
-            arguments.append(Argument(type_, slots, number in self.donated, memory_kind=kind))
-        return arguments, plans[self.calls[-1].sub_program].results
+            replicas = _common_replicas([argument for _, argument in readers])
+            order = [
+                *dict.fromkeys(
+                    itertools.chain.from_iterable(
+                        replicas.slices if replicas else (argument.slots for _, argument in readers)
+                    )
+                )
+            ]
+            arguments.append(
+                Argument(
+                    type_,
+                    slots.add({slice: places[slice] for slice in order}),
+                    number in self.donated,
+                    replicas=replicas,
+                    memory_kind=self.argument_kinds[number],
+                )
+            )
+        last = plans[self.calls[-1].sub_program]
+        results = tuple(
+            dataclasses.replace(
+                result, slots=slots.add({slice: (last, slot) for slice, slot in result.slots.items()})
+            )
+            for result in last.results
+        )
+        kinds = tuple(slots.kinds) if any(slots.kinds) else ()
+        return Plan(
+            name,
+            last.slices,
+            {},
+            tuple(arguments),
+            results,
+            (),
+            tuple(slots.types),
+            tuple(slots.shardings),
+            kinds,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _NewSlots:
+    """Slots of a plan that is built from slots of other plans.
+
+    Attributes:
+      types, shardings, kinds: see `Plan`.
+    """
+
+    types: list[ArrayType]
+    shardings: list[tuple[tuple[str, ...], ...]]
+    kinds: list[str | None]
+
+    def add(self, places: Mapping[str, tuple[Plan, Slot]]) -> dict[str, Slot]:
+        """Returns new slots by slice, for slots of other plans."""
+        first = len(self.types)
+        for plan, slot in places.values():
+            self.types.append(plan.slot_types[slot])
+            self.shardings.append(plan.sharding(slot))
+            self.kinds.append(plan.memory_kind(slot))
+        return {slice: first + n for n, slice in enumerate(places)}
+
+
+def _common_replicas(arguments: Sequence[Argument]) -> Replicas | None:
+    """Returns the distribution of an argument over the slices of all its readers."""
+    of_readers = [argument.replicas for argument in arguments if argument.replicas is not None]
+    if not of_readers:
+        return None
+    groups = zip(*(replicas.slices for replicas in of_readers), strict=True)
+    merged = tuple(tuple(dict.fromkeys(itertools.chain.from_iterable(group))) for group in groups)
+    return dataclasses.replace(of_readers[0], slices=merged)
 
 
 def shown_program(module: ir.Module) -> ir.Module:

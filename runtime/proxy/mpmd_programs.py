@@ -15,18 +15,25 @@ from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.bundle.carrier import bundle_in
 from pathways.runtime.bundle.file import Bundle, parse
 from pathways.runtime.bundle.manifest import BundleError
-from pathways.runtime.bundle.program import read_program
+from pathways.runtime.bundle.program import StoredSubProgram, read_program
 from pathways.runtime.plan.stored import Stored
 from pathways.runtime.proxy.devices import ServedDevices
+from pathways.runtime.proxy.loading.compile_process import Cancellation
 from pathways.runtime.proxy.loading.local_mpmd import status_of_program
+from pathways.runtime.proxy.loading.looping_program import LoopingProgram
 from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
-from pathways.runtime.proxy.loading.mpmd_source import MpmdInterface, MpmdSource
+from pathways.runtime.proxy.loading.mpmd_source import MpmdInterface, MpmdSource, SliceDevices
 from pathways.runtime.proxy.loading.program_checks import check_module
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 
-def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) -> MpmdProgram:
+def compile_mpmd_program(
+    served: ServedDevices, program: bytes, options: bytes, cancellation: Cancellation
+) -> MpmdProgram:
     """Compiles a serialised `IfrtIRProgram`, or the bundle in it, for the devices that its options name.
+
+    Args:
+      cancellation: ends its loops.
 
     Raises:
       StatusError: the server or XLA rejects it.
@@ -56,11 +63,11 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
         module = served.reader.read_ifrt(proto.ifrt_program)
     try:
         if bundle is not None:
-            source = _source_of(served, parse(bundle, "the program"), devices)
+            compiled = _load_bundle(served, parse(bundle, "the program"), devices, cancellation)
         else:
             assert served.schedule_ifrt is not None
             source = served.schedule_ifrt(module, devices, served.platform)
-        compiled = served.backend.load_mpmd(source)
+            compiled = served.backend.load_mpmd(source)
     except Exception as error:
         raise status_of_program(error) from None
     memory = served.memory.reserve([compiled.code_bytes])
@@ -68,14 +75,15 @@ def compile_mpmd_program(served: ServedDevices, program: bytes, options: bytes) 
     return dataclasses.replace(compiled, memory=memory, default_memory=default_memory)
 
 
-def _source_of(served: ServedDevices, bundle: Bundle, devices: Sequence[Any]) -> MpmdSource:
-    """Returns the program of a bundle that was checked, for devices of its slices, one slice after the other.
-
-    Its computations are bytecode that MLIR has written here: XLA reads no bytes of a client.
+def _load_bundle(
+    served: ServedDevices, bundle: Bundle, devices: Sequence[Any], cancellation: Cancellation
+) -> MpmdProgram:
+    """Loads the program of a bundle that was checked, for devices of its slices, one slice after the other.
 
     Raises:
       BundleError: it is for another platform, or for another number of devices.
       StatusError: a computation is not allowed for clients.
+      Exception: see `Backend.load_mpmd`.
     """
     manifest = bundle.manifest
     if manifest.platform != served.platform:
@@ -85,9 +93,55 @@ def _source_of(served: ServedDevices, bundle: Bundle, devices: Sequence[Any]) ->
     if sum(slice.size for slice in manifest.slices) != len(devices):
         raise BundleError(f"its slices have other devices than the {len(devices)} of the request")
     program = read_program(bundle)
-    if program.calls is not None:
-        raise BundleError("loops whose end depends on values are not supported in a proxied process")
-    (part,) = program.sub_programs.values()
+    remaining = iter(devices)
+    slices = {slice.name: tuple(itertools.islice(remaining, slice.size)) for slice in manifest.slices}
+    names = tuple(leaf.name for leaf in manifest.arguments)
+    if program.calls is None:
+        return served.backend.load_mpmd(_source_of(served, program.sub_programs[""], devices, slices, names))
+    operands = {call.sub_program: call.operands for call in program.calls.calls}
+    sub_programs = {}
+    for name, part in program.sub_programs.items():
+        own_names = tuple(names[n] if n < len(names) else f"value {n}" for n in operands[name])
+        source = _source_of(served, part, devices, slices, own_names)
+        sub_programs[name] = served.backend.load_mpmd(source)
+    plans = {name: part.plan for name, part in program.sub_programs.items()}
+    ports = program.calls.plan_of_ports(manifest.name, plans)
+    interface = MpmdInterface.of(ports, devices, slices, by_port=True)
+    used = served.slices_of(interface.devices)
+
+    def check() -> None:
+        """Raises an error if no further chunk of a loop may run."""
+        if cancellation.is_requested:
+            raise StatusError(StatusCode.CANCELLED, f"program '{manifest.name}': the session has ended")
+        states = served.slice_states
+        if states.lost & used:
+            raise states.error_of(states.lost & used)
+
+    return LoopingProgram.of(
+        program.calls,
+        interface,
+        sub_programs=sub_programs,
+        plans=plans,
+        engine=served.engine,
+        check=check,
+        step_deadline=served.backend.step_deadline,
+    )
+
+
+def _source_of(
+    served: ServedDevices,
+    part: StoredSubProgram,
+    devices: Sequence[Any],
+    slices: SliceDevices,
+    argument_names: tuple[str, ...],
+) -> MpmdSource:
+    """Returns a program or sub-program of a bundle for the devices of its slices.
+
+    Its computations are bytecode that MLIR has written here: XLA reads no bytes of a client.
+
+    Raises:
+      StatusError: a computation is not allowed for clients.
+    """
     stored = {
         name: msgspec.structs.replace(computation, module=_checked(served, computation.module))
         for name, computation in part.stored.computations.items()
@@ -97,14 +151,12 @@ def _source_of(served: ServedDevices, bundle: Bundle, devices: Sequence[Any]) ->
         for name, computation in part.plan.computations.items()
     }
     plan = dataclasses.replace(part.plan, computations=computations)
-    remaining = iter(devices)
-    slices = {slice.name: tuple(itertools.islice(remaining, slice.size)) for slice in manifest.slices}
     return MpmdSource(
         part.module,
         plan,
         Stored(stored, part.stored.constants),
         MpmdInterface.of(plan, devices, slices, by_port=True),
-        tuple(leaf.name for leaf in manifest.arguments),
+        argument_names,
     )
 
 

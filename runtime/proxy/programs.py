@@ -39,7 +39,7 @@ def compile_program(
       served: the devices.
       program: the program of a `CompileRequest`.
       watch: returns the context in which a program with that name is compiled.
-      cancellation: ends the compilation of a long program.
+      cancellation: ends the compilation of a long program, and its loops.
 
     Raises:
       StatusError: the server or XLA rejects it.
@@ -49,7 +49,7 @@ def compile_program(
         return _plugin_program(served, program.data)
     if kind == "IfrtIRProgram":
         with watch("of several meshes"):
-            return compile_mpmd_program(served, program.data, options.data)
+            return compile_mpmd_program(served, program.data, options.data, cancellation or Cancellation())
     if kind == "CustomCallProgram":
         raise StatusError(StatusCode.UNIMPLEMENTED, _COLOCATED)
     if kind != "XlaProgram":

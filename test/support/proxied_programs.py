@@ -188,5 +188,32 @@ def thousand_steps_of_jits_and_programs() -> Any:
     return [np.asarray(array) for array in state]
 
 
+@compared
+def loops_with_kept_and_donated_arguments() -> Any:
+    first, second = two_stages()
+
+    def body(state: Any) -> Any:
+        n, x, key = state
+        key, now = jax.random.split(key)
+        return n + 1, second(first(x)) / 3 + jax.random.normal(now, x.shape), key
+
+    def step(state: Any, table: Any, end: Any, key: Any) -> Any:
+        n, x, key = jax.lax.while_loop(lambda s: s[0] < end, body, (0, state["x"], key))
+        # The second loop starts with a kept argument, and reads results of the first one.
+        m, y, _ = jax.lax.while_loop(lambda s: s[0] < n + end, body, (n, table, key))
+        return {"x": x + y, "n": state["n"] + m}, jax.random.key_data(key), table, first(y)
+
+    step = pw.program(step, donate_argnums=0, chunk=2)
+    table = jnp.arange(16.0)
+    state, results = {"x": jnp.ones(16), "n": jnp.int32(0)}, []
+    for end in (0, 1, 2, 5):
+        given = state
+        state, *more = step(given, table, end, jax.random.key(end))
+        # Nothing else is where the program reads it at the first call.
+        assert not results or given["x"].is_deleted()
+        results.append(more)
+    return jax.tree.map(np.asarray, (results, state, table))
+
+
 if __name__ == "__main__":
     Path(sys.argv[1]).write_bytes(pickle.dumps(run_all(PROGRAMS)))

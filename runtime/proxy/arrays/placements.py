@@ -114,6 +114,22 @@ class ArrayPlacement:
         return len(self.devices) == 1 or (self.hlo is not None and ifrt.is_replicated(self.hlo))
 
 
+def same_place(left: ArrayPlacement, right: ArrayPlacement, default_memory: str | None = None) -> bool:
+    """Returns whether two placements have the same devices and memory, and an equivalent sharding.
+
+    Args:
+      default_memory: the kind of the memory that None stands for.
+    """
+    return (
+        left.devices == right.devices
+        and (left.memory_kind or default_memory) == (right.memory_kind or default_memory)
+        and (
+            len(left.devices) == 1
+            or (left.hlo is not None and right.hlo is not None and ifrt.are_equivalent(left.hlo, right.hlo))
+        )
+    )
+
+
 @functools.lru_cache(maxsize=4096)
 def _shard_shape(sharding: ifrt.HloSharding, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of each shard of an array."""

@@ -137,11 +137,11 @@ class HostedMpmdProgram(MpmdProgram):
         return self.engine.session.describe(self.executable.current().program)
 
     @override
-    def _status_of(self, error: Exception) -> StatusError:
+    def status_of(self, error: Exception) -> StatusError:
         return status_of(error)
 
     @override
-    def _run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
+    def run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
         for number in copied:
             operands[number] = self.engine.copy_of(self.parameters[number], operands[number])
         values = [self.engine.operand(operand) for operand in operands]

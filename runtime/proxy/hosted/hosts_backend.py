@@ -43,6 +43,7 @@ class HostsBackend(Backend):
         self._session = session
         self._watch: IslandWatch | None = None
         self.engine: HostsEngine = HostsEngine(session)
+        self.step_deadline = session.step_deadline
         self.store = HostedFileStore(self.engine)
         used = range(len(session.pool.gangs)) if islands is None else islands
         # The number of the island of each slice.

@@ -42,6 +42,7 @@ class Backend(abc.ABC):
       store: writes arrays to files, and reads them.
       slices: the number of slices.
       client: the client of XLA whose defaults compiler options have.
+      step_deadline: seconds after which a loop whose end depends on values is ended; None for never.
     """
 
     devices: tuple[OfferedDevice, ...]
@@ -49,6 +50,7 @@ class Backend(abc.ABC):
     store: FileStore
     slices: int
     client: Any
+    step_deadline: float | None = None
 
     @abc.abstractmethod
     def load(self, source: XlaSource, cancellation: Cancellation) -> XlaProgram:

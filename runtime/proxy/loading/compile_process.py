@@ -53,7 +53,7 @@ class CompileReply(msgspec.Struct, array_like=True):
 
 
 class Cancellation:
-    """Cancellation of the compilations of one client, which any thread may request."""
+    """Cancellation of the compilations and loops of one client, which any thread may request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

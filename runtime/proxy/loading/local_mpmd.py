@@ -37,11 +37,11 @@ class LocalMpmdProgram(MpmdProgram):
         return {name: dict(executable.cost_analysis()) for (name, _), executable in executables.items()}
 
     @override
-    def _status_of(self, error: Exception) -> StatusError:
+    def status_of(self, error: Exception) -> StatusError:
         return status_of_program(error)
 
     @override
-    def _run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
+    def run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
         for number in copied:
             operands[number] = _copy(operands[number])
         try:

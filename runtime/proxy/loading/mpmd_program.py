@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.local.memory import MemoryAnalysis
-from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec
+from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec, same_place
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.loading.compiled_program import CompiledProgram
 from pathways.runtime.proxy.loading.mpmd_source import MpmdInterface
@@ -55,16 +55,17 @@ class MpmdProgram(CompiledProgram):
         """XLA's estimates for each computation."""
 
     @abc.abstractmethod
-    def _run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
+    def run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
         """Starts an execution, and returns the values of its results, which share no buffers.
 
         Args:
+          operands: the values of its arguments, of the types and placements of `parameters`.
           donated: the arguments that it consumes.
           copied: donated arguments that must not be consumed.
         """
 
     @abc.abstractmethod
-    def _status_of(self, error: Exception) -> StatusError:
+    def status_of(self, error: Exception) -> StatusError:
         """Returns the status of an error of an execution."""
 
     @property
@@ -86,9 +87,9 @@ class MpmdProgram(CompiledProgram):
             operands = self._operands(arguments)
             donated = set(self.donated) - set(kept)
             self._check_donated(operands, donated)
-            values = self._run(operands, donated, sorted(set(self.donated) & set(kept)))
+            values = self.run(operands, donated, sorted(set(self.donated) & set(kept)))
         except Exception as error:
-            return self.fail(self._status_of(error))
+            return self.fail(self.status_of(error))
         return [ProxyArray(spec, value) for spec, value in zip(self.results, values, strict=True)]
 
     def describe(self, response: Any) -> None:
@@ -164,15 +165,7 @@ class MpmdProgram(CompiledProgram):
                 f"expected {_describe(parameter)}",
             )
         placement, required = spec.placement, parameter.placement
-        same = (
-            placement.devices == required.devices
-            and self._memory_of(placement) == self._memory_of(required)
-            and (
-                len(placement.devices) == 1
-                or (placement.hlo is not None and ifrt.are_equivalent(placement.hlo, required.hlo))
-            )
-        )
-        if not same:
+        if not same_place(placement, required, self.default_memory):
             raise StatusError(
                 StatusCode.INVALID_ARGUMENT,
                 f"program '{self.name}': argument {number} is {self._place_of(placement)}, expected "

@@ -217,7 +217,13 @@ class SessionCall(ServiceCall):
         self._waiting = WaitingThreads(_WAITING_THREADS, _MAX_WAITING)
         # Only the dispatching thread may change a session: a thread that loses a slice sends it a signal.
         wake = functools.partial(self._requests.put, Signal.FREE_LOST_ARRAYS)
-        self._session = registry.start(functools.partial(writer.send, stream), self._waiting.run, wake)
+        send = functools.partial(writer.send, stream)
+        self._session = registry.start(send, self._waiting.run, wake, self._flush)
+        subject = f"session {self._session.number}: waiting for the client to read replies"
+        self._watch = functools.partial(registry.stalls.watching, subject, WAIT_LIMIT_S)
+        # Replies that are not sent, and the bytes and number of requests whose credit is not returned.
+        self._replies: list[bytes] = []
+        self._size = self._count = 0
         start_thread(self._dispatch, "proxy dispatches")
 
     def receive(self, data: Buffer) -> None:
@@ -234,24 +240,21 @@ class SessionCall(ServiceCall):
 
     def _dispatch(self) -> None:
         session, requests = self._session, self._requests
-        subject = f"session {session.number}: waiting for the client to read replies"
-        watch = functools.partial(self._registry.stalls.watching, subject, WAIT_LIMIT_S)
         try:
             while (item := requests.get()) is not Signal.END_SESSION:
                 data = None if isinstance(item, Signal) else item
-                replies, size, count = [], 0, 0
                 # Requests that have arrived meanwhile are handled before the write, which costs more.
                 while data is not None:
-                    size += len(data)
-                    count += 1
                     reply = session.dispatch(data)
+                    self._size += len(data)
+                    self._count += 1
                     if reply is not None:
-                        replies.append(reply)
-                    data = _next(requests) if count < _MAX_REPLIES_AT_ONCE else None
+                        self._replies.append(reply)
+                    data = _next(requests) if self._count < _MAX_REPLIES_AT_ONCE else None
                 # `_next` may have consumed the signal for it. Called before the reply, which may wait for the
                 # client.
                 session.free_lost_arrays()
-                self.writer.reply(self.stream, replies, size, count, watch)
+                self._flush()
             self.writer.finish(self.stream)
         except ValueError as error:
             _LOG.warning("session %d: %s", session.number, error)
@@ -259,6 +262,12 @@ class SessionCall(ServiceCall):
         finally:
             self._waiting.close()
             self._registry.end(session)
+
+    def _flush(self) -> None:
+        """Sends the replies to the requests that were handled, and returns their credit."""
+        replies, size, count = self._replies, self._size, self._count
+        self._replies, self._size, self._count = [], 0, 0
+        self.writer.reply(self.stream, replies, size, count, self._watch)
 
 
 def _next(requests: Requests) -> Buffer | None:

@@ -40,11 +40,13 @@ class SessionRegistry:
         with self._lock:
             return tuple(self._sessions.values())
 
-    def start(self, send: Send, wait: Run, wake: Callable[[], None]) -> ProxySession:
+    def start(
+        self, send: Send, wait: Run, wake: Callable[[], None], flush: Callable[[], None]
+    ) -> ProxySession:
         """Registers a new session, with the arguments of `ProxySession`."""
         with self._lock:
             number = next(self._numbers)
-            session = ProxySession(number, self.served, send, wait, self.stalls.watching, wake)
+            session = ProxySession(number, self.served, send, wait, self.stalls.watching, wake, flush)
             self._sessions[session.number] = session
         _LOG.info("session %d started", session.number)
         return session

@@ -9,6 +9,7 @@ from pathways.runtime.proxy import programs
 from pathways.runtime.proxy.arrays.memory_account import Allocation
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.loading.compiled_program import CompiledProgram
+from pathways.runtime.proxy.loading.looping_program import LoopingProgram
 from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.loading.xla_program import XlaProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
@@ -83,6 +84,8 @@ def _start(
     state: SessionState, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
 ) -> tuple[list[ProxyArray], FileJob | None]:
     """Starts an execution; returns its results, and the job of a program that uses files."""
+    if isinstance(program, LoopingProgram):
+        state.flush()
     if not isinstance(program, PersistenceProgram):
         return program.execute(arguments, kept), None
     job = program.start(arguments, state.run)

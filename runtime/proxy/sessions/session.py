@@ -4,6 +4,11 @@ Requests are dispatched one after the other, in the order of the stream, by one 
 wait for devices: other threads reply to requests that have to. It may wait for a host buffer, which the
 client sends in a separate call. A session owns the values of its handles, and frees them when it ends.
 
+The one exception are loops of programs of Pathways that end depending on values: the thread waits for the
+boolean after each chunk of iterations. Later requests wait until the loop ends, since they may donate or
+delete its arguments. Replies to earlier requests are sent before. The end of the session, or the loss of a
+slice of the program, ends the loop after a chunk.
+
 The client chooses the handles of most results and sends the next request without waiting for a reply. An
 error of such a request is therefore stored under its handles, and raised when one of them is read.
 
@@ -56,6 +61,7 @@ class ProxySession:
       wait: runs functions that wait for arrays or compile.
       watch: reports long activities.
       wake: has the dispatching thread call `free_lost_arrays` when it is idle.
+      flush: sends the replies to earlier requests, before the dispatching thread waits for a loop.
     """
 
     def __init__(
@@ -66,9 +72,10 @@ class ProxySession:
         wait: Run,
         watch: Watch = lambda *_: contextlib.nullcontext(),
         wake: Callable[[], None] = lambda: None,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = number
-        self.state = SessionState(number, served, wait, watch)
+        self.state = SessionState(number, served, wait, watch, flush)
         self._served = served
         self._send = send
         self._wait = wait
@@ -150,7 +157,7 @@ class ProxySession:
         self.state.close()
 
     def interrupt(self) -> None:
-        """Wakes requests that wait for host buffers, files or long compilations, with an error."""
+        """Wakes requests that wait for host buffers, files, long compilations or loops, with an error."""
         self.state.interrupt()
 
     def _reply_later(self, deferred: DeferredReply, response: Any) -> None:

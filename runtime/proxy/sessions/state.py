@@ -43,21 +43,28 @@ class SessionState:
       served: the devices.
       run: runs functions that wait for arrays or compile.
       watch: reports long activities.
+      flush: sends the replies to earlier requests, before the dispatching thread waits for a loop.
 
     Attributes:
       arrays: the arrays, or the errors in their places.
       futures: the arrays and jobs that each future waits for.
       host_buffers: the host buffers that the client has stored, or will fetch.
-      compilations: ends the compilations of long programs.
+      compilations: ends the compilations of long programs, and loops.
       is_closed: whether the session has ended.
     """
 
     def __init__(
-        self, number: int, served: ServedDevices, run: Run, watch: Watch = lambda *_: contextlib.nullcontext()
+        self,
+        number: int,
+        served: ServedDevices,
+        run: Run,
+        watch: Watch = lambda *_: contextlib.nullcontext(),
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = number
         self.served = served
         self.run = run
+        self.flush = flush
         self.arrays: dict[int, ProxyArray] = {}
         self.programs: dict[int, Program] = {}
         self.futures: dict[int, Sequence[ProxyArray | FileJob]] = {}
@@ -88,7 +95,7 @@ class SessionState:
         self.futures.clear()
 
     def interrupt(self) -> None:
-        """Wakes requests that wait for host buffers, files or long compilations, with an error."""
+        """Wakes requests that wait for host buffers, files, long compilations or loops, with an error."""
         self.host_buffers.close()
         self.compilations.request()
         for job in self._file_jobs:
