@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.compiler.backends.backend import load_program
+from pathways.compiler.backends.backend import is_served, load_program
 from pathways.compiler.backends.executable import CACHE_MISS, ProgramExecutable, Scheduled
+from pathways.compiler.backends.served_executable import load_proxied
 from pathways.compiler.chunks import ChunkedExecutable, subprogram_ports
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature
@@ -22,7 +23,7 @@ from pathways.runtime.bundle import trees
 from pathways.runtime.bundle.file import Bundle
 from pathways.runtime.bundle.file import read as read_bundle
 from pathways.runtime.bundle.manifest import VERSION_OF_SUB_PROGRAMS, BundleError
-from pathways.runtime.bundle.program import read_program, stored_name
+from pathways.runtime.bundle.program import StoredProgram, read_program, stored_name
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.local.devices import cluster, devices_of, memory_kinds
 from pathways.runtime.plan.plan import Launch, Plan
@@ -73,7 +74,8 @@ def load_bundle(
     _check_memory(bundle)
     # Before this process parses any MLIR of the file, which may crash the parser.
     if not trust:
-        rehearse_apart(bundle, len(cluster().devices))
+        # A server compiles it itself.
+        rehearse_apart(bundle, 0 if is_served() else len(cluster().devices))
     stored = read_program(bundle)
     if platform == "cpu" and any(call.startswith("lapack_") for call in manifest.custom_calls):
         pjrt.initialize_lapack()
@@ -96,6 +98,10 @@ def load_bundle(
         structure, keys_of(structure), interface.in_avals, (), None, strict=False, kinds=kinds
     )
     calls = stored.calls
+    if is_served():
+        compiled = sum(len(_launched(part.plan)) for part in stored.sub_programs.values())
+        served = _load_by_server(bundle, stored, interface, signature)
+        return LoadedProgram(bundle, served, interface, (0, compiled))
     ports = {"": (interface, signature)} if calls is None else subprogram_ports(calls, interface, None)
     executables: dict[str, ProgramExecutable] = {}
     pairs, found = 0, 0
@@ -106,13 +112,23 @@ def load_bundle(
         is_local = controller() is None
         code = _matching_code(bundle, name, part.plan, bindings) if trust and is_local else {}
         executables[name] = load_program(program, bindings, code)
-        pairs += len({(step.computation, step.slice) for step in part.plan.steps if isinstance(step, Launch)})
+        pairs += len(_launched(part.plan))
         found += len(code)
     whole = executables.get("") if calls is None else None
     if calls is not None:
         whole = ChunkedExecutable(calls, executables, interface, signature, manifest.name)
     assert whole is not None
     return LoadedProgram(bundle, whole, interface, (found, pairs - found))
+
+
+def _load_by_server(
+    bundle: Bundle, stored: StoredProgram, interface: Interface, signature: Signature
+) -> ProgramExecutable:
+    """Has the server of this process's devices load a bundle, which uses none of the code in it."""
+    plans = {name: part.plan for name, part in stored.sub_programs.items()}
+    program = Scheduled(next(iter(stored.sub_programs.values())).module, stored.plan, interface, signature)
+    ports = stored.calls.plan_of_ports(bundle.manifest.name, plans) if stored.calls else stored.plan
+    return load_proxied(program, program.bind(), ports, bundle.without_code())
 
 
 def _check_memory(bundle: Bundle) -> None:
@@ -160,9 +176,13 @@ def _matching_code(
         launched_on = devices[:1] if computation.local else devices
         return len(launched_on), code_target(computation, launched_on)
 
-    pairs = {(step.computation, step.slice) for step in plan.steps if isinstance(step, Launch)}
-    keys = {pair: (stored_name(part, pair[0]), *target(*pair)) for pair in pairs}
+    keys = {pair: (stored_name(part, pair[0]), *target(*pair)) for pair in _launched(plan)}
     return {pair: stored[key] for pair, key in keys.items() if key in stored}
+
+
+def _launched(plan: Plan) -> set[tuple[str, str]]:
+    """Returns the computations of a plan, each with a slice that it is launched on."""
+    return {(step.computation, step.slice) for step in plan.steps if isinstance(step, Launch)}
 
 
 class LoadedProgram(Bound):

@@ -64,6 +64,13 @@ class Bundle:
         """The scheduled program as MLIR text."""
         return self.members[PROGRAM]
 
+    def without_code(self) -> bytes:
+        """Returns the bytes of the bundle without its serialised executables."""
+        kept = {
+            name: bytes(data) for name, data in self.members.items() if not name.startswith("executables/")
+        }
+        return b"".join(stored_zip.pack(kept))
+
     def artifacts(self) -> dict[str, memoryview]:
         """Returns each computation as a StableHLO portable artifact, by name."""
         return {

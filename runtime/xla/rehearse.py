@@ -33,7 +33,7 @@ def rehearse_apart(bundle: Bundle, devices: int) -> None:
     """Checks a bundle and compiles its computations, in a new process.
 
     Args:
-      devices: the number of devices of this process.
+      devices: the number of devices of this process; with 0 it only checks the bundle.
 
     Raises:
       BundleError: a check failed, or the process crashed or exceeded the time limit.
@@ -55,14 +55,14 @@ def rehearse(bundle: Bundle, devices: int) -> None:
     """Checks a bundle and compiles its computations, in the new process.
 
     Args:
-      devices: the number of devices of the requesting process.
+      devices: see `rehearse_apart`.
 
     Raises:
       BundleError: a check failed.
     """
     program = examine_within_limits(bundle)
     platform = bundle.manifest.platform
-    if platform == "tpu":
+    if not devices or platform == "tpu":
         return  # TPUs belong to one process at a time: the requesting one.
     # This process runs no computation, and must leave the memory of a GPU to the requesting one.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"

@@ -156,6 +156,10 @@ class LoopingProgram(MpmdProgram):
         results = program.run(
             [self._value(operand, values) for operand in operands], set(program.donated), ()
         )
+        # Of a sub-program in which a step has failed: no other sub-program could go on.
+        for result in results:
+            if isinstance(result, StatusError):
+                raise result
         _store(values, call.call.results, program.interface.outputs, results)
 
     def _value(self, operand: _ReadValue, values: Values) -> Any:
