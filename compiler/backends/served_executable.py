@@ -80,9 +80,16 @@ def load_proxied(
             call = python_call_of(program.module, computation.name)
             raise ProgramError(f"program '{name}' calls back into Python, {call}, a server cannot; {REMEDY}")
     # The server gets arrays one by one, and needs no structures, which may be of any registered nodes.
-    in_tree = jax.tree.structure(((0,) * len(program.interface.in_avals), {}))
+    count = len(program.interface.in_avals)
+    in_tree = jax.tree.structure(((0,) * count, {}))
     out_tree = jax.tree.structure((0,) * len(program.interface.out_avals))
-    interface = dataclasses.replace(program.interface, out_tree=out_tree, out_keys=keys_of(out_tree))
+    interface = dataclasses.replace(
+        program.interface,
+        # A leaf inside of one argument might have the name of another argument.
+        argument_paths=tuple(f"args[{n}]" for n in range(count)),
+        out_tree=out_tree,
+        out_keys=keys_of(out_tree),
+    )
     signature = Signature(in_tree, keys_of(in_tree), interface.in_avals, (), None)
     try:
         bundle = packed(program.module, name, interface, signature)

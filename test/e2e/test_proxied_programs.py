@@ -168,6 +168,72 @@ def test_an_error_of_a_computation_is_that_of_its_results(server: ProxyServer) -
     assert further == "0.0"
 
 
+LOOP = """
+    devices = pw.make_virtual_device_set()
+    first, second = (
+        pw.jit(lambda x: x + 1, devices=devices.add_slice(shape=(2,), axis_names=("x",))) for _ in range(2)
+    )
+    body = lambda s: (s[0] + 1, second(first(s[1])))
+    loop = pw.program(
+        lambda x, end: jax.lax.while_loop(lambda s: s[0] < end, body, (0, x)), chunk=2
+    )
+    zeros = jax.device_put(np.zeros(2, "f"), jax.devices()[0])
+    print(*loop(zeros, 3), flush=True)
+"""
+"""Loop over two slices whose end depends on an argument."""
+
+ENDLESS = """
+    n, x = loop(zeros, 2**31 - 1)
+    print("called", flush=True)
+    try:
+        x.block_until_ready()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_an_endless_loop_ends_with_its_client_and_does_not_stop_others(
+    server: ProxyServer, stop: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STAGE + LOOP + ENDLESS],
+        env=os.environ | server.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "3 [6. 6.]\n"
+        assert client.stdout.readline() == "called\n", "the call returns before the loop ends"
+        (looping,) = server.sessions
+        assert lines_of(server, LOOP + "    print(*loop(zeros, 50))") == ["3 [6. 6.]", "50 [100. 100.]"]
+        assert looping in server.sessions
+        client.send_signal(stop)
+        client.wait(timeout=30)
+        deadline = time.monotonic() + 2
+        while looping in server.sessions:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert client.stdout.read() == ("interrupted\n" if stop == signal.SIGINT else "")
+
+
+def test_a_loop_has_costs_memory_and_one_plan(server: ProxyServer) -> None:
+    program = """
+    compiled = loop.lower(zeros, 3).compile()
+    print(compiled.cost_analysis()["flops"] > 0, len(compiled.memory_analysis()), bool(compiled.plan.steps))
+    donating = pw.program(lambda x, end: loop(x, end)[1], donate_argnums=0, chunk=2)
+    x, kept = zeros + 0, zeros + 1
+    for _ in range(3):
+        given, x = x, donating(x, 3)
+    print(given.is_deleted(), x, kept)
+    print(error_of(lambda: donating(given, 3)).partition(":")[0])
+    """
+    *_, costs, donated, deleted = lines_of(server, LOOP + program)
+    assert costs == "True 2 True"
+    assert donated == "True [18. 18.] [1. 1.]"
+    assert "no error" not in deleted
+
+
 KILLED = """if True:
     import time
     import jax, jax.numpy as jnp, numpy as np

@@ -121,6 +121,13 @@ def an_argument_of_two_slices() -> Any:
 
 
 @compared
+def arguments_without_names() -> Any:
+    first, second = two_stages()
+    step = pw.program(lambda *args: second(first(args[0][0]) + args[0][1]) + args[1])
+    return np.asarray(step([np.ones(16, np.float32), np.float32(2)], np.float32(3)))
+
+
+@compared
 def pipeline_of_microbatches() -> Any:
     devices = pw.make_virtual_device_set()
     stages = [devices.add_slice(shape=(2,), axis_names=("x",)) for _ in range(2)]
