@@ -58,7 +58,10 @@ class ServedExecutable(LocalExecutable):
 
 
 def load_proxied(
-    program: Scheduled, bindings: Mapping[str, Binding], ports: Plan | None = None
+    program: Scheduled,
+    bindings: Mapping[str, Binding],
+    ports: Plan | None = None,
+    bundle: bytes | None = None,
 ) -> ServedExecutable:
     """Has the server of this process's devices compile a program.
 
@@ -66,15 +69,25 @@ def load_proxied(
       program: the program; its plan may be that of one of its sub-programs.
       bindings: the devices of each of its slices.
       ports: its arguments and results, as a plan; by default those of its plan.
+      bundle: the program as a bundle without code, if it is there already.
 
     Raises:
       ProgramError: a server cannot run it; says why.
       JaxRuntimeError: the server or XLA rejects it.
     """
     ports = ports or program.plan
-    name = ports.name
-    if program.stored is not None:
-        raise ProgramError(f"program '{name}' is of a bundle, which is for devices of this process; {REMEDY}")
+    if bundle is None:
+        bundle = _bundle_of(program, ports.name)
+    executable = load_by_server(ports, bundle, bindings, program.interface.out_avals)
+    return ServedExecutable(executable, program)
+
+
+def _bundle_of(program: Scheduled, name: str) -> bytes:
+    """Returns a program as a bundle.
+
+    Raises:
+      ProgramError: it calls back into Python, or the format cannot hold it.
+    """
     for computation in program.plan.computations.values():
         if computation.callbacks:
             call = python_call_of(program.module, computation.name)
@@ -92,8 +105,6 @@ def load_proxied(
     )
     signature = Signature(in_tree, keys_of(in_tree), interface.in_avals, (), None)
     try:
-        bundle = packed(program.module, name, interface, signature)
+        return packed(program.module, name, interface, signature)
     except BundleError as error:
         raise ProgramError(f"program '{name}' cannot be sent to a server: {error}") from None
-    executable = load_by_server(ports, bundle, bindings, program.interface.out_avals)
-    return ServedExecutable(executable, program)

@@ -66,9 +66,8 @@ class Bundle:
 
     def without_code(self) -> bytes:
         """Returns the bytes of the bundle without its serialised executables."""
-        kept = {
-            name: bytes(data) for name, data in self.members.items() if not name.startswith("executables/")
-        }
+        names = [name for name in self.members if not name.startswith("executables/")]
+        kept = {name: bytes(self.members[name]) for name in names}
         return b"".join(stored_zip.pack(kept))
 
     def artifacts(self) -> dict[str, memoryview]:

@@ -32,11 +32,12 @@ class PartialTarget(LocalTarget):
 
     def __init__(self, plan: Plan, *arguments: Any) -> None:
         super().__init__(plan, *arguments)
-        # Its own method: the attribute hides it.
-        self._explain: Callable[[Mapping[int, Line], Exception, Arrays], None] = self.explain
-        self.explain = self._run_others
+        explain = self.explain
+        assert explain is not None
+        self._explain: Callable[[Mapping[int, Line], Exception, Arrays], None] = explain
+        self.explain = self._run_rest
 
-    def _run_others(self, lines: Mapping[int, Line], error: Exception, arrays: Arrays) -> None:
+    def _run_rest(self, lines: Mapping[int, Line], error: Exception, arrays: Arrays) -> None:
         """Runs the steps after one that failed; see `StepTarget.explain`.
 
         Raises:

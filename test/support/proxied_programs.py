@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,22 @@ def loops_with_kept_and_donated_arguments() -> Any:
         assert not results or given["x"].is_deleted()
         results.append(more)
     return jax.tree.map(np.asarray, (results, state, table))
+
+
+@compared
+def programs_of_bundles() -> Any:
+    first, second = two_stages()
+
+    def loop(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: x.sum() < 200, lambda x: second(first(x)) + x, x)
+
+    x, results = np.arange(16.0, dtype=np.float32), []
+    for step in (lambda x: {"a": second(first(x)), "b": first(x)}, loop):
+        with tempfile.NamedTemporaryFile(suffix=".pwb") as file:
+            pw.program(step).lower(x).save(file.name)
+            loaded = pw.load(file.name)
+        results.append(jax.tree.map(np.asarray, dict(loaded.by_name({"x": x}))))
+    return results
 
 
 if __name__ == "__main__":

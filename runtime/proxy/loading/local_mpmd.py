@@ -44,6 +44,7 @@ class LocalMpmdProgram(MpmdProgram):
     def run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
         for number in copied:
             operands[number] = _copy(operands[number])
+        values: list[Any]
         try:
             values = self.executable.run([operands[number] for number in self.interface.read])
         except PartialFailure as failure:

@@ -56,7 +56,7 @@ class MpmdProgram(CompiledProgram):
 
     @abc.abstractmethod
     def run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
-        """Starts an execution, and returns the values of its results, which share no buffers, or their errors.
+        """Starts an execution, and returns the values of its results, or their errors; none share a buffer.
 
         Args:
           operands: the values of its arguments, of the types and placements of `parameters`.

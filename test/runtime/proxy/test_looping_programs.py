@@ -33,7 +33,7 @@ FOREVER = np.int32(2**31 - 1)
 def bundle_of(donate: tuple[int, ...] = ()) -> bytes:
     """Returns a program that adds its second argument to the first in a loop on two slices."""
     devices = pw.make_virtual_device_set()
-    slices = [devices.add_slice(shape=(1,), axis_names=("x",)) for _ in range(2)]
+    slices = [devices.add_slice(shape=(1,), axis_names=("x",), name=name) for name in ("s0", "s1")]
     first, second = (pw.jit(lambda x, y: x + y, devices=slice) for slice in slices)
 
     def step(x: Any, y: Any, end: Any) -> Any:
