@@ -269,6 +269,22 @@ def jit_chain() -> dict[str, float]:
     return _chain_of(step, step(jnp.float32(0)), 100)
 
 
+def loop_by_value() -> dict[str, float]:
+    """Measures the microseconds of an iteration of a loop over two slices that ends depending on a value."""
+    pw = importlib.import_module("pathways")
+    devices = pw.make_virtual_device_set()
+    first, second = (pw.jit(jnp.sin, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
+
+    def body(state: Any) -> Any:
+        return state[0] + 1, second(first(state[1]))
+
+    loop = pw.program(lambda x, end: jax.lax.while_loop(lambda state: state[0] < end, body, (0, x)), chunk=1)
+    x = jnp.ones(4)
+    jax.block_until_ready(loop(x, 100))
+    count = 1000
+    return {"us": seconds_of(lambda: jax.block_until_ready(loop(x, count)), 5) / count * 1e6}
+
+
 def lost_island() -> dict[str, float]:
     """Steps on the last island until it is lost, and once on the first; returns the time then."""
     step = jax.jit(lambda x: x + 1)
@@ -369,6 +385,7 @@ WORK = {
         readme_step_on_hosts,
         program_chain,
         jit_chain,
+        loop_by_value,
         island_copies,
         pw_island_copies,
         lost_island,

@@ -207,6 +207,8 @@ def programs() -> Iterator[Row]:
     chain = behind(ONE_PROCESS, "us")
     sides = {"program": lambda _: chain("program_chain"), "jit": lambda _: chain("jit_chain")}
     yield compared("chain of 100 programs of one launch, per call", "chain", "us", sides, "<= 1.1")
+    sides = {"proxied": chain, "in process": behind(LOCAL, "us")}
+    yield compared("loop by value in chunks of one, per iteration", "loop_by_value", "us", sides, "<= 1.2")
 
 
 def workers_of(front: int) -> list[int]:
