@@ -128,7 +128,7 @@ def _load_by_server(
     plans = {name: part.plan for name, part in stored.sub_programs.items()}
     program = Scheduled(next(iter(stored.sub_programs.values())).module, stored.plan, interface, signature)
     ports = stored.calls.plan_of_ports(bundle.manifest.name, plans) if stored.calls else stored.plan
-    return load_proxied(program, program.bind(), ports, bundle.without_code())
+    return load_proxied(program, program.bind(), ports, plans, bundle.without_code())
 
 
 def _check_memory(bundle: Bundle) -> None:

@@ -242,7 +242,7 @@ class ChunkedLowered(Lowered):
             dataclasses.replace(self._signature, strict=strict),
             keepalive=self._keepalive,
         )
-        return load_proxied(program, program.bind(), self._calls.plan_of_ports(self.name, plans))
+        return load_proxied(program, program.bind(), self._calls.plan_of_ports(self.name, plans), plans)
 
 
 class Bound(ProcessBound):

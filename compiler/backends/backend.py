@@ -49,9 +49,9 @@ def load_program(
             _warn_of_unchecked_values()
         loader = ProgramLoader(hosts, _bound(program), program.plan, program.module.context)
         return HostsExecutable(loader, bindings, program.interface, program.signature)
+    start_from_environment()
     if is_served():
         return load_proxied(program, bindings)
-    start_from_environment()
     executable = load(
         program.plan,
         bindings,

@@ -20,6 +20,7 @@ from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.local.proxied_load import REMEDY, ProxiedExecutable, load_by_server
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.manager import Binding
+from pathways.runtime.traces.served_traces import trace_served
 
 
 class ServedExecutable(LocalExecutable):
@@ -61,6 +62,7 @@ def load_proxied(
     program: Scheduled,
     bindings: Mapping[str, Binding],
     ports: Plan | None = None,
+    plans: Mapping[str, Plan] | None = None,
     bundle: bytes | None = None,
 ) -> ServedExecutable:
     """Has the server of this process's devices compile a program.
@@ -69,6 +71,7 @@ def load_proxied(
       program: the program; its plan may be that of one of its sub-programs.
       bindings: the devices of each of its slices.
       ports: its arguments and results, as a plan; by default those of its plan.
+      plans: the plans of its sub-programs by name, if it has any.
       bundle: the program as a bundle without code, if it is there already.
 
     Raises:
@@ -78,7 +81,9 @@ def load_proxied(
     ports = ports or program.plan
     if bundle is None:
         bundle = _bundle_of(program, ports.name)
-    executable = load_by_server(ports, bundle, bindings, program.interface.out_avals)
+    plans = plans or {"": ports}
+    executable = load_by_server(ports, plans, bundle, bindings, program.interface.out_avals)
+    trace_served(executable)
     return ServedExecutable(executable, program)
 
 

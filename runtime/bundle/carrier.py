@@ -6,6 +6,7 @@ latter any arrays, so that a bundle travels as an attribute of an empty module.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
 from jaxlib.mlir import ir
@@ -41,3 +42,13 @@ def bundle_in(program: bytes) -> bytes | None:
     (length,) = _LENGTH.unpack_from(program.ljust(start + _LENGTH.size), start)
     start += _LENGTH.size
     return program[start : start + length]
+
+
+def digest_of(bundle: bytes) -> str:
+    """Returns the digest by which a client and its server name a bundle."""
+    return hashlib.sha256(bundle).hexdigest()
+
+
+def digest_of_part(digest: str, sub_program: str) -> str:
+    """Returns the digest of a sub-program of a bundle; of the program itself for an empty name."""
+    return f"{digest}/{sub_program}" if sub_program else digest

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +16,7 @@ from jax.sharding import NamedSharding
 
 from pathways.runtime.local import codegen, memory, recording, stalls
 from pathways.runtime.local.devices import (
-    cluster,
     devices_of,
-    devices_of_cluster,
     is_here,
     live_arrays,
     mesh_of,
@@ -115,25 +113,36 @@ class Executable:
 _loaded: weakref.WeakSet[Executable] = weakref.WeakSet()
 
 
-def host_status(pid: int) -> HostStatus:
-    """Returns the status of this process. Its arrays are all live arrays of JAX on devices of the cluster."""
-    current = cluster()
-    devices = set(devices_of_cluster())
+def host_status(pid: int, islands: Iterable[str], devices: Sequence[jax.Device]) -> HostStatus:
+    """Returns the status of this process. Its arrays are all live arrays of JAX on some devices.
+
+    Args:
+      islands: the names of the islands that the devices form.
+    """
+    platform = pjrt.platform_of(devices[0])
     arrays = [
         array
-        for array in live_arrays(current.platform)
-        if not array.is_deleted() and not devices.isdisjoint(array.sharding.device_set)
+        for array in live_arrays(platform)
+        if not array.is_deleted() and not array.sharding.device_set.isdisjoint(devices)
     ]
     return HostStatus(
         0,
-        " ".join(island.name for island in current.islands),
+        " ".join(islands),
         pid,
-        current.platform,
-        len(current.devices),
+        platform,
+        len(devices),
         len(arrays),
-        sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards),
+        sum(map(_bytes_here, arrays)),
         tuple(sorted(executable.plan.name for executable in list(_loaded))),
     )
+
+
+def _bytes_here(array: jax.Array) -> int:
+    """Returns the bytes of the shards of an array in this process."""
+    # Another thread may have deleted it by now.
+    with contextlib.suppress(RuntimeError):
+        return sum(shard.data.nbytes for shard in array.addressable_shards)
+    return 0
 
 
 def device_text(executables: Mapping[tuple[str, str], pjrt.LoadedExecutable]) -> str:

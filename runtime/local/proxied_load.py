@@ -12,7 +12,7 @@ from typing import Any, override
 
 import jax
 
-from pathways.runtime.bundle.carrier import carrier_of
+from pathways.runtime.bundle.carrier import carrier_of, digest_of, digest_of_part
 from pathways.runtime.local.devices import devices_of, devices_of_cluster, mesh_of
 from pathways.runtime.local.load import Executable, ports_of
 from pathways.runtime.local.memory import MemoryAnalysis, SliceMemory
@@ -90,21 +90,19 @@ class ProxiedExecutable(Executable):
 
     Attributes:
       program: the program at the server.
+      client: the IFRT client of the server's devices.
+      plans: the plans of its sub-programs, or its plan, by the digests that traces of the server have.
+      owners: the host of each device of each slice; None where the server has no hosts.
     """
 
     program: ifrt.MpmdExecutable
+    client: Any
+    plans: Mapping[str, Plan]
+    owners: Mapping[str, tuple[int, ...]] | None
 
     @override
     def observe(self, recorder: CallRecorder | None) -> None:
-        """Refuses a trace.
-
-        Raises:
-          RuntimeError: a recorder is given.
-        """
-        if recorder is not None:
-            raise RuntimeError(
-                f"program '{self.plan.name}' is launched by a server, which has no trace; {REMEDY}"
-            )
+        """Does nothing: the server launches its steps, and records their times."""
 
     def memory_analysis(self) -> MemoryAnalysis:
         """Returns the memory that one call needs on each slice, by the analysis of the server."""
@@ -124,12 +122,17 @@ class ProxiedExecutable(Executable):
 
 
 def load_by_server(
-    plan: Plan, bundle: bytes, bindings: Mapping[str, Binding], result_avals: Sequence[pjrt.Aval]
+    plan: Plan,
+    plans: Mapping[str, Plan],
+    bundle: bytes,
+    bindings: Mapping[str, Binding],
+    result_avals: Sequence[pjrt.Aval],
 ) -> ProxiedExecutable:
     """Has the server of this process's devices load a program.
 
     Args:
       plan: its plan, or one with its arguments and results alone.
+      plans: the plans of its sub-programs by name, or its plan with an empty name.
       bundle: the same as a bundle.
       bindings: the devices of each of its slices, by name, in the order of the bundle.
       result_avals: the avals of its results, which may have weak types, and the dtypes of typed PRNG keys.
@@ -151,7 +154,33 @@ def load_by_server(
     run = _in_window(_with_keys(program.execute, keys) if keys else program.execute)
     counts = {name: len(mesh.local_devices) for name, mesh in meshes.items()}
     target: Any = None
-    return ProxiedExecutable(plan, inputs, outputs, run, "", False, {}, (), (), target, counts, program)
+    digest = digest_of(bundle)
+    return ProxiedExecutable(
+        plan,
+        inputs,
+        outputs,
+        run,
+        "",
+        False,
+        {},
+        (),
+        (),
+        target,
+        counts,
+        program,
+        devices[0].client,
+        {digest_of_part(digest, name): part for name, part in plans.items()},
+        _owners_of(bindings),
+    )
+
+
+def _owners_of(bindings: Mapping[str, Binding]) -> dict[str, tuple[int, ...]] | None:
+    """Returns the host of each device of slices, which is an attribute of devices of several hosts."""
+    hosts = {
+        name: tuple(getattr(device, "virtual_task_index", -1) for device in devices_of(binding))
+        for name, binding in bindings.items()
+    }
+    return None if any(-1 in of_slice for of_slice in hosts.values()) else hosts
 
 
 def _is_key(aval: pjrt.Aval) -> bool:

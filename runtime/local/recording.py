@@ -53,12 +53,15 @@ class CallRecorder(Protocol):
     def write_span(self, span: RecordedSpan) -> None:
         """Writes work that belongs to no call; any thread may call it."""
 
+    def close(self) -> None:
+        """Waits until all dispatched calls are complete and written."""
+
 
 class Traceable(Protocol):
     """Source of traces: a loaded program, or the workers of a cluster."""
 
     def observe(self, recorder: CallRecorder | None) -> None:
-        """Reports all calls to a recorder from now on; stops reporting for None."""
+        """Reports all calls to a recorder from now on, instead of another; stops for None."""
 
 
 _state = threading.RLock()
@@ -74,22 +77,28 @@ def register(source: Traceable) -> None:
             source.observe(_current)
 
 
-def start[R: CallRecorder](make: Callable[[], R]) -> R:
+def start[R: CallRecorder](make: Callable[[], R], replaced: CallRecorder | None = None) -> R:
     """Records every call from now on.
 
     Args:
       make: creates the recorder.
+      replaced: the recorder that stops then, so that each call has one of both; None for none.
 
     Raises:
       RuntimeError: another trace is being recorded.
     """
     global _current
     with _state:
-        if _current is not None:
-            raise RuntimeError(f"a trace is being recorded to {_current.sink} already")
+        if _current is not replaced:
+            raise RuntimeError(f"a trace is being recorded to {_current and _current.sink} already")
         _current = recorder = make()
-        for source in list(_traceable):
-            source.observe(recorder)
+        try:
+            for source in list(_traceable):
+                source.observe(recorder)
+        except BaseException:
+            stop(recorder)
+            recorder.close()
+            raise
         return recorder
 
 

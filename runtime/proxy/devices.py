@@ -21,6 +21,7 @@ from pathways.runtime.proxy.arrays.placements import (
 from pathways.runtime.proxy.arrays.shardings import check_op_sharding
 from pathways.runtime.proxy.arrays.slice_states import SliceStates
 from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
+from pathways.runtime.proxy.loading.call_traces import CallTraces, MakeRecorder
 from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.loading.program_cache import ProgramCache
 from pathways.runtime.proxy.reading.program_reader import ProgramReader
@@ -53,6 +54,7 @@ class ServedDevices:
       schedule_ifrt: schedules programs in IFRT IR; None rejects them.
       max_memory: the maximum of bytes of the arrays and programs of all clients; None for no limit.
       folders: the folders in which clients may have the server read and write files.
+      make_recorder: creates the recorders of traces; None rejects these.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ServedDevices:
         schedule_ifrt: ScheduleIfrt | None = None,
         max_memory: int | None = None,
         folders: PermittedFolders | None = None,
+        make_recorder: MakeRecorder | None = None,
     ) -> None:
         self.backend = backend
         self.devices = tuple(offered.device for offered in backend.devices)
@@ -71,6 +74,7 @@ class ServedDevices:
         self.engine = backend.engine
         self.platform = backend.devices[0].facts.platform
         self.schedule_ifrt = schedule_ifrt
+        self.call_traces = CallTraces(make_recorder)
         self.memory = MemoryAccount(max_memory)
         self.reader = ProgramReader()
         # With a limit, cached programs that no client has must not use memory of clients.

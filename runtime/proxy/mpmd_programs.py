@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 
 from pathways.dialect.operations.bindings import make_context
 from pathways.dialect.syntax.bytecode import bytecode_of
-from pathways.runtime.bundle.carrier import bundle_in
+from pathways.runtime.bundle.carrier import bundle_in, digest_of
 from pathways.runtime.bundle.file import Bundle, parse
 from pathways.runtime.bundle.manifest import BundleError
 from pathways.runtime.bundle.program import StoredSubProgram, read_program
@@ -72,7 +72,8 @@ def compile_mpmd_program(
         raise status_of_program(error) from None
     memory = served.memory.reserve([compiled.code_bytes])
     default_memory = served.backend.devices[0].facts.default_memory
-    return dataclasses.replace(compiled, memory=memory, default_memory=default_memory)
+    digest = "" if bundle is None else digest_of(bundle)
+    return dataclasses.replace(compiled, memory=memory, default_memory=default_memory, digest=digest)
 
 
 def _load_bundle(

@@ -1,4 +1,4 @@
-"""Programs that are JSON requests of `pathwaysutils` and Orbax."""
+"""Programs that are JSON requests, of `pathwaysutils`, Orbax and Pathways."""
 
 from __future__ import annotations
 
@@ -84,6 +84,30 @@ class ReshardProgram(PluginProgram):
             return self.engine.reshard(ArraySpec(spec.dtype, spec.shape, placement), array)
         except Exception as error:
             return ProxyArray(array.spec, status_of(error))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RepliedRequest(PluginProgram):
+    """Request whose reply is the text of the program, which cannot be executed."""
+
+    reply: str
+
+    name = "request"
+
+    def fail(self, error: StatusError) -> list[ProxyArray]:
+        return []
+
+    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+        """Refuses.
+
+        Raises:
+          StatusError: always.
+        """
+        raise StatusError(StatusCode.UNIMPLEMENTED, "a request with a reply cannot be executed")
+
+    def text(self) -> str:
+        """Returns the reply."""
+        return self.reply
 
 
 def parse_request(data: bytes) -> tuple[str, Any]:

@@ -18,11 +18,16 @@ from pathways.runtime.proxy.loading.program_checks import check_module
 from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource, type_of_main
 from pathways.runtime.proxy.mpmd_programs import compile_mpmd_program
 from pathways.runtime.proxy.persistence import PersistenceProgram, parse_read, parse_write
-from pathways.runtime.proxy.plugin_programs import ReshardProgram, parse_request, parse_reshard
+from pathways.runtime.proxy.plugin_programs import (
+    RepliedRequest,
+    ReshardProgram,
+    parse_request,
+    parse_reshard,
+)
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 from pathways.runtime.xla import pjrt
 
-Program = XlaProgram | ReshardProgram | PersistenceProgram | MpmdProgram
+Program = XlaProgram | ReshardProgram | PersistenceProgram | RepliedRequest | MpmdProgram
 """Program that a client can execute."""
 
 
@@ -32,6 +37,7 @@ def compile_program(
     options: Any,
     watch: Callable[[str], AbstractContextManager[object]] = lambda _: contextlib.nullcontext(),
     cancellation: Cancellation | None = None,
+    replies: Mapping[str, Callable[[Any], str]] | None = None,
 ) -> Program:
     """Compiles a serialised program for the devices that its options name.
 
@@ -40,13 +46,14 @@ def compile_program(
       program: the program of a `CompileRequest`.
       watch: returns the context in which a program with that name is compiled.
       cancellation: ends the compilation of a long program, and its loops.
+      replies: by the kinds of requests, functions that return the reply to the content of a request.
 
     Raises:
       StatusError: the server or XLA rejects it.
     """
     kind = program.type_name.rpartition("::")[2]
     if kind == "PluginProgram":
-        return _plugin_program(served, program.data)
+        return _plugin_program(served, program.data, replies or {})
     if kind == "IfrtIRProgram":
         with watch("of several meshes"):
             return compile_mpmd_program(served, program.data, options.data, cancellation or Cancellation())
@@ -130,8 +137,12 @@ _PLUGIN_PROGRAMS: Mapping[str, Callable[[ServedDevices, Any], ReshardProgram | P
 """Parsers of the requests of `pathwaysutils` and Orbax, by kind."""
 
 
-def _plugin_program(served: ServedDevices, data: bytes) -> ReshardProgram | PersistenceProgram:
+def _plugin_program(
+    served: ServedDevices, data: bytes, replies: Mapping[str, Callable[[Any], str]]
+) -> ReshardProgram | PersistenceProgram | RepliedRequest:
     kind, body = parse_request(data)
+    if kind in replies:
+        return RepliedRequest(served.devices[:1], replies[kind](body))
     if kind not in _PLUGIN_PROGRAMS:
         raise StatusError(
             StatusCode.UNIMPLEMENTED, f"plugin programs {kind[:100]!r} are not supported by the server"

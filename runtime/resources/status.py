@@ -133,13 +133,16 @@ class TrainingRun(Protocol):
 open_runs: list[TrainingRun] = []
 """The runs of this process that have begun and not ended."""
 
+_OF_SERVER = "devices of a server (pw-proxy): hosts, arrays and steps are those of all its clients"
+
 
 @dataclasses.dataclass(frozen=True)
 class Status:
     """Status of a cluster; `print` shows it.
 
     Attributes:
-      backend: `local` for the devices of this process, `hosts` for those of workers.
+      backend: `local` for the devices of this process, `hosts` for those of workers, `server` for those of a
+        server, whose hosts and steps are of all its clients.
       slices: the slices that have devices.
       steps: the pending steps. Steps of this process are not counted.
       waits_for_network: whether recent steps waited for the longest round trip to a host, rather than for
@@ -171,6 +174,10 @@ class Status:
             f"longest round trip: {seconds * 1e3:.3g} ms, to host {host}; "
             f"{waits if self.waits_for_network else 'steps do not wait for it'}"
         )
+
+    def _head(self) -> list[str]:
+        """Returns the lines before the tables."""
+        return [_OF_SERVER] if self.backend == "server" else []
 
     def _lines(self) -> list[str]:
         """Returns the lines after the tables."""
@@ -207,12 +214,13 @@ class Status:
 
     def __str__(self) -> str:
         tables = [f"{name}\n{table(rows)}" for name, rows in self._tables().items()]
-        return "\n".join([*tables, *self._lines()])
+        return "\n".join([*self._head(), *tables, *self._lines()])
 
     def _repr_html_(self) -> str:
         """Returns the tables, for a notebook."""
         tables = "".join(f"<h4>{name}</h4>{html_table(rows)}" for name, rows in self._tables().items())
-        return "".join([tables, *(f"<p>{line}</p>" for line in self._lines())])
+        head, lines = ([f"<p>{line}</p>" for line in lines] for lines in (self._head(), self._lines()))
+        return "".join([*head, tables, *lines])
 
 
 @dataclasses.dataclass(frozen=True)

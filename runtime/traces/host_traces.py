@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import threading
@@ -71,7 +72,9 @@ def trace_hosts(session: HostSession) -> HostTraces:
 
 
 class HostTraces:
-    """Traces of the workers of a cluster, one at a time; see `PoolObserver`.
+    """Traces of the workers of a cluster; see `PoolObserver`.
+
+    Workers record for one at a time. Times of earlier calls may still arrive for those before it.
 
     Args:
       hosts: the workers.
@@ -84,7 +87,8 @@ class HostTraces:
         self._lock = threading.Lock()
         self._programs: weakref.WeakKeyDictionary[Any, tuple[int, PlanOnHosts]] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count(1)
-        self._trace: _HostTrace | None = None
+        # The traces that have not ended, in their order.
+        self._traces: list[_HostTrace] = []
         self._closed = False
 
     def load(self, program: HostedProgram, plan: Plan, owners: Owners) -> None:
@@ -92,61 +96,57 @@ class HostTraces:
         loaded = PlanOnHosts(plan, owners)
         with self._lock:
             self._programs[program] = program.number, loaded
-            if self._trace is not None:
-                self._trace.programs[program.number] = loaded
+            for trace in self._traces:
+                trace.programs[program.number] = loaded
 
     def observe(self, recorder: CallRecorder | None) -> None:
-        """Starts to record all runs on the workers for a recorder; with None stops."""
+        """Starts to record all runs on the workers for a recorder, instead of others; with None stops."""
         if recorder is None:
             self._stop()
             return
         with self._lock:
             if self._closed:
                 return
-            programs = dict(self._programs.values())
+            before, programs = [*self._traces], dict(self._programs.values())
             trace = _HostTrace(next(self._numbers), self._hosts, programs, recorder.sink, self._broadcast)
-            self._trace = trace
-        recorder.wait_for(lambda: self._wait(trace))
-        trace.start()
+            self._traces.append(trace)
+        recorder.wait_for(functools.partial(self._wait, trace))
+        trace.start(before)
 
     def on_message(self, host: TracedHost, message: FromTracing) -> None:
         """Handles a message of a worker, in the thread that receives it."""
-        trace = self._trace
-        if trace is not None:
+        for trace in [*self._traces]:
             trace.on_message(host.index, message)
 
     def lose(self, host: int) -> None:
         """Stops waiting for messages of a lost host."""
-        trace = self._trace
-        if trace is not None:
+        for trace in [*self._traces]:
             trace.lose(host)
 
     def attach(self, host: TracedHost) -> None:
         """Starts to record on a restarted worker, before it gets any step."""
-        trace = self._trace
-        if trace is not None:
+        for trace in [*self._traces]:
             trace.attach(host)
 
     def close(self) -> None:
-        """Stops the trace, if there is one, while the workers can still send their times."""
+        """Stops the traces, if there are any, while the workers can still send their times."""
         self._closed = True
-        trace = self._stop()
-        if trace is not None:
+        for trace in self._stop():
             if not trace.wait(_CLOSE_SECONDS):
                 trace.give_up()
             self._wait(trace)
 
-    def _stop(self) -> _HostTrace | None:
-        trace = self._trace
-        if trace is not None:
+    def _stop(self) -> list[_HostTrace]:
+        traces = [*self._traces]
+        for trace in traces:
             trace.stop()
-        return trace
+        return traces
 
     def _wait(self, trace: _HostTrace) -> None:
         trace.wait()
         with self._lock:
-            if self._trace is trace:
-                self._trace = None
+            if trace in self._traces:
+                self._traces.remove(trace)
 
 
 class _HostTrace:
@@ -161,6 +161,9 @@ class _HostTrace:
       sink: consumes the merged runs.
       broadcast: see `HostTraces`.
     """
+
+    # Of all traces: workers send the number back, without that of a trace.
+    _trip_numbers = itertools.count()
 
     def __init__(
         self,
@@ -189,14 +192,17 @@ class _HostTrace:
         self._spans: list[tuple[str, HostClock, SpanTimes]] = []
         self._clocks = {host.index: HostClock() for host in self._hosts}
         self._new: list[TracedHost] = []
-        self._trip_numbers = itertools.count()
-        self._trips: dict[tuple[int, int], tuple[int, int]] = {}
+        # The pending round trips, without a reply first.
+        self._trips: dict[tuple[int, int], tuple[int, int] | None] = {}
         self._stopping = threading.Event()
         self._thread: RunningThread | None = None
 
-    def start(self) -> None:
-        """Starts to record on all workers; waits until they have started, up to a timeout."""
-        self._broadcast(StartTrace(self._number))
+    def start(self, before: Sequence[_HostTrace]) -> None:
+        """Starts to record on all workers, instead of earlier traces; waits for them, up to a timeout."""
+        start = StartTrace(self._number)
+        # With the end of the trace before, so that each step has one of both.
+        if not any(trace.stop(start) for trace in before):
+            self._broadcast(start)
         # At once: the times of a host that is lost before its clock was measured cannot be translated.
         self._measure()
         self._thread = start_thread(self._work, "trace hosts")
@@ -221,17 +227,22 @@ class _HostTrace:
             with contextlib.suppress(ConnectionEnded):
                 host.steps.send(StartTrace(self._number))
 
-    def stop(self) -> None:
-        """Stops recording of runs that are issued from now on."""
+    def stop(self, *after: StartTrace) -> bool:
+        """Stops recording of runs that are issued from now on; returns whether it was recording.
+
+        Args:
+          after: the start of the next trace, for all workers.
+        """
         with self._changed:
             if self._stopping.is_set():
-                return
+                return False
             self._stopping.set()
-        self._broadcast(StopTrace(self._number))
+        self._broadcast(StopTrace(self._number), *after)
         # Restarted workers may not get broadcasts yet.
         for host in self._new:
             with contextlib.suppress(ConnectionEnded):
-                host.steps.send(StopTrace(self._number))
+                host.steps.send(StopTrace(self._number), *after)
+        return True
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until all recorded runs are written; returns False after the timeout."""
@@ -254,7 +265,7 @@ class _HostTrace:
         now = time.monotonic_ns()
         with self._changed:
             match message:
-                case ClockTime():
+                case ClockTime() if (host, message.number) in self._trips:
                     self._trips[host, message.number] = message.time, now
                 case RunTimes() if message.trace == self._number:
                     self._add(host, message)
@@ -344,10 +355,13 @@ class _HostTrace:
         key = host.index, next(self._trip_numbers)
         if host.index in self._lost:
             return None
+        self._trips[key] = None
         sent = time.monotonic_ns()
         with contextlib.suppress(ConnectionEnded):
             host.watch.send(ReadClock(key[1]))
         with self._changed:
-            self._changed.wait_for(lambda: key in self._trips or host.index in self._lost, _PATIENCE)
-            reply = self._trips.pop(key, None)
+            self._changed.wait_for(
+                lambda: self._trips[key] is not None or host.index in self._lost, _PATIENCE
+            )
+            reply = self._trips.pop(key)
         return None if reply is None else RoundTrip(sent, *reply)

@@ -44,13 +44,17 @@ class WorkerRecording:
         self._worker = worker
         self._connection = worker.connections["watch"]
         self._recorder: Recorder | None = None
+        self._trace = 0
 
     def send_time(self, message: ReadClock) -> None:
         """Sends the time at once: a delay would make the measurement worse."""
         self._connection.send(ClockTime(message.number, time.monotonic_ns()))
 
     def start(self, message: StartTrace) -> None:
-        """Starts to record all runs that are issued from now on."""
+        """Starts to record all runs that are issued from now on; a second start of a trace does nothing."""
+        if self._trace == message.trace:
+            return
+        self._trace = message.trace
         self._recorder = recording.start(
             lambda: Recorder(_MessageSink(self._worker, self._connection, message.trace))
         )
@@ -58,11 +62,11 @@ class WorkerRecording:
 
     def stop(self, message: StopTrace) -> None:
         """Stops recording of runs that are issued from now on; recorded runs are sent when they are done."""
-        if self._recorder is not None:
+        if self._recorder is not None and self._trace == message.trace:
             recording.stop(self._recorder)
             # In a thread, because `close` waits for the recorded runs, and later runs should not.
             start_thread(self._recorder.close, "trace ends")
-            self._recorder = None
+            self._recorder, self._trace = None, 0
 
 
 class _MessageSink:

@@ -169,3 +169,14 @@ def compile_mpmd(
     return mpmd_bindings().compile_mpmd(
         devices[0].client, module, list(devices), list(avals), list(shardings)
     )
+
+
+def compile_request(client: Any, request: str) -> Any:
+    """Has the server of a client compile a request in JSON instead of a program; returns the program.
+
+    `jax.extend` has only the program, and no call that compiles it.
+    """
+    programs = _jax.ifrt_programs
+    return client.compile_ifrt_program(
+        programs.make_plugin_program(request), programs.make_plugin_compile_options()
+    )

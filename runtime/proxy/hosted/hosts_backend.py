@@ -26,6 +26,7 @@ from pathways.runtime.proxy.worker.device_facts import decode_all
 from pathways.runtime.proxy.worker.kinds import DEVICES, XLA
 from pathways.runtime.proxy.worker.xla_facts import XlaFacts
 from pathways.runtime.proxy.worker.xla_programs import XlaModule
+from pathways.runtime.resources.status import Status
 
 
 class HostsBackend(Backend):
@@ -94,6 +95,12 @@ class HostsBackend(Backend):
     @override
     def load_mpmd(self, source: MpmdSource) -> MpmdProgram:
         return load_mpmd(self.engine, source)
+
+    @override
+    def status(self) -> Status:
+        hosts, steps = self._session.status()
+        waits = self._session.waits_for_network()
+        return Status("server", hosts, (), steps, waits, self._session.spares())
 
     @override
     def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:

@@ -14,6 +14,7 @@ from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
 from pathways.runtime.proxy.worker.device_facts import DeviceFacts
+from pathways.runtime.resources.status import Status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,10 @@ class Backend(abc.ABC):
           ResourceError, CompileError: see `runtime.local.load`.
           HostError: a host is lost, or XLA rejected it there.
         """
+
+    @abc.abstractmethod
+    def status(self) -> Status:
+        """Returns the status of its hosts, and of the steps that are not done."""
 
     @abc.abstractmethod
     def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, override
 
 import jax
 
+from pathways.runtime.local.load import host_status
 from pathways.runtime.proxy.arrays.local_engine import LocalEngine
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.files.local_store import LocalFileStore
@@ -22,6 +24,7 @@ from pathways.runtime.proxy.loading.xla_program import XlaProgram, XlaSource
 from pathways.runtime.proxy.wire.statuses import StatusError, status_of
 from pathways.runtime.proxy.worker.device_facts import facts_of as facts_of_device
 from pathways.runtime.proxy.worker.xla_facts import facts_of
+from pathways.runtime.resources.status import Status
 from pathways.runtime.xla import compile_cache, ifrt, pjrt
 from pathways.runtime.xla.launch_order import launch_order
 
@@ -110,6 +113,12 @@ class LocalBackend(Backend):
     @override
     def load_mpmd(self, source: MpmdSource) -> MpmdProgram:
         return load_mpmd(source)
+
+    @override
+    def status(self) -> Status:
+        islands = [f"island{number}" for number in range(self.slices)]
+        here = host_status(os.getpid(), islands, [offered.device for offered in self.devices])
+        return Status("server", (here,), ())
 
     @override
     def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:

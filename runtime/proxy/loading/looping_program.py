@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, override
 
+from pathways.runtime.bundle.carrier import digest_of_part
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.local.memory import MemoryAnalysis, analyze_sub_programs
 from pathways.runtime.plan.plan import Plan
@@ -95,6 +96,14 @@ class LoopingProgram(MpmdProgram):
         program = cls(calls, interface.devices, interface.results, interface.donated, interface, **fields)
         _ = program._calls
         return program
+
+    @property
+    @override
+    def traced(self) -> Mapping[str, Plan]:
+        return {
+            digest_of_part(self.digest, name): program.executable.plan
+            for name, program in self.sub_programs.items()
+        }
 
     @functools.cached_property
     def _calls(self) -> tuple[_BoundCall, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.local.memory import MemoryAnalysis
+from pathways.runtime.plan.plan import Plan
 from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec, same_place
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.loading.compiled_program import CompiledProgram
@@ -24,10 +25,12 @@ class MpmdProgram(CompiledProgram):
     Attributes:
       interface: its arguments and results.
       default_memory: the kind of the memory that arrays of its devices are in by default.
+      digest: the digest of its bundle; empty if it has none.
     """
 
     interface: MpmdInterface
     default_memory: str | None = dataclasses.field(default=None, kw_only=True)
+    digest: str = dataclasses.field(default="", kw_only=True)
 
     @property
     def name(self) -> str:
@@ -38,6 +41,11 @@ class MpmdProgram(CompiledProgram):
     def parameters(self) -> tuple[ArraySpec, ...]:
         """The required type and placement of each argument."""
         return self.interface.parameters
+
+    @property
+    def traced(self) -> Mapping[str, Plan]:
+        """The plans of calls in traces of clients, by digest: of programs of bundles alone."""
+        return {self.digest: self.executable.plan} if self.digest else {}
 
     @functools.cached_property
     def _accepted(self) -> list[set[ArrayPlacement]]:

@@ -13,6 +13,7 @@ import jax
 
 from pathways.runtime.proxy.devices import FOLDERS_ADVICE, ScheduleIfrt, ServedDevices
 from pathways.runtime.proxy.loading.backend import Backend
+from pathways.runtime.proxy.loading.call_traces import MakeRecorder
 from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.serving.client_connection import ClientConnection
 from pathways.runtime.proxy.serving.listening_socket import Address, ListeningSocket
@@ -142,6 +143,7 @@ def serve(
     files: Sequence[str | os.PathLike[str]] = (),
     insecure_address: Address | None = None,
     schedule_ifrt: ScheduleIfrt | None = None,
+    make_recorder: MakeRecorder | None = None,
     backend: Backend | None = None,
 ) -> ProxyServer:
     """Serves devices of this process to unmodified JAX programs, until the server is closed.
@@ -158,6 +160,7 @@ def serve(
       insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
         cannot authenticate itself, and any client that connects can run code in this process.
       schedule_ifrt: schedules programs of Shardy's MPMD compiler; None rejects them.
+      make_recorder: creates the recorders of traces of clients; None rejects these.
       backend: the place of the devices, in place of `devices` and `slices`; the server closes it.
 
     Returns:
@@ -174,6 +177,6 @@ def serve(
     folders = PermittedFolders(files, FOLDERS_ADVICE)
     if backend is None:
         backend = LocalBackend(jax.devices() if devices is None else devices, slices)
-    served = ServedDevices(backend, descriptors.messages(), schedule_ifrt, max_memory, folders)
+    served = ServedDevices(backend, descriptors.messages(), schedule_ifrt, max_memory, folders, make_recorder)
     endpoint = insecure_address if path is None else Path(path).absolute()
     return ProxyServer(endpoint, served)

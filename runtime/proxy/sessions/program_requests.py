@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from pathways.runtime.proxy.loading.looping_program import LoopingProgram
 from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.loading.xla_program import XlaProgram
 from pathways.runtime.proxy.persistence import FileJob, PersistenceProgram
+from pathways.runtime.proxy.plugin_programs import RepliedRequest
 from pathways.runtime.proxy.programs import Program
 from pathways.runtime.proxy.sessions.replies import DeferredReply, wait_for
+from pathways.runtime.proxy.sessions.server_replies import REPLIES
 from pathways.runtime.proxy.sessions.state import Handler, SessionState
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
 
@@ -25,7 +28,12 @@ def _compile(state: SessionState, body: Any, response: Any) -> DeferredReply:
 
     def compile_() -> None:
         program = programs.compile_program(
-            state.served, body.program, body.compile_options, state.watch_compile, state.compilations
+            state.served,
+            body.program,
+            body.compile_options,
+            state.watch_compile,
+            state.compilations,
+            {kind: functools.partial(reply, state) for kind, reply in REPLIES.items()},
         )
         handles = state.add_program(program)
         if handles is None:
@@ -177,7 +185,9 @@ def _loaded_executable_mpmd_cost_analysis(state: SessionState, body: Any, respon
 
 
 def _loaded_executable_human_readable_program_text(state: SessionState, body: Any, response: Any) -> None:
-    program = _xla_program(state, body.loaded_executable_handle)
+    program = state.program(body.loaded_executable_handle)
+    if not isinstance(program, RepliedRequest):
+        program = _xla_program(state, body.loaded_executable_handle)
     response.human_readable_program_text = program.text()
 
 

@@ -14,6 +14,7 @@ from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.arrays.slice_states import SliceStates
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
+from pathways.runtime.proxy.loading.call_traces import SessionTrace
 from pathways.runtime.proxy.loading.compile_process import Cancellation
 from pathways.runtime.proxy.persistence import FileJob, Run
 from pathways.runtime.proxy.programs import Program
@@ -50,6 +51,7 @@ class SessionState:
       futures: the arrays and jobs that each future waits for.
       host_buffers: the host buffers that the client has stored, or will fetch.
       compilations: ends the compilations of long programs, and loops.
+      trace: the calls of its programs of Pathways that are recorded.
       is_closed: whether the session has ended.
     """
 
@@ -70,6 +72,7 @@ class SessionState:
         self.futures: dict[int, Sequence[ProxyArray | FileJob]] = {}
         self.host_buffers = HostBuffers(max_bytes(), self._watch_host_buffer)
         self.compilations = Cancellation()
+        self.trace = SessionTrace(served.call_traces)
         self.is_closed = False
         self._watch = watch
         self._slices = served.slice_states
@@ -90,6 +93,7 @@ class SessionState:
         with self._closing:
             self.is_closed = True
         self.interrupt()
+        self.trace.close()
         self.arrays.clear()
         self.programs.clear()
         self.futures.clear()
@@ -183,6 +187,7 @@ class SessionState:
                 return None
             handle = next(self._handles)
             self.programs[handle] = program
+            self.trace.add_program(program)
             return handle, self.add_future()
 
     def add_file_job(self, job: FileJob) -> None:

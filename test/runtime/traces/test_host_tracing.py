@@ -65,18 +65,19 @@ class Worker:
     def __str__(self) -> str:
         return f"host {self.index}"
 
-    def send(self, message: object) -> None:
+    def send(self, *messages: object) -> None:
         if self.error is not None:
             raise ConnectionEnded("the connection has ended")
-        match message:
-            case ReadClock():
-                self.reply(ClockTime(message.number, time.monotonic_ns() + AHEAD[self.index]))
-            case StartTrace():
-                self.reply(TraceStarted(message.trace))
-            case StopTrace():
-                for times in self.at_the_end:
-                    self.reply(times)
-                self.reply(TraceDone(message.trace))
+        for message in messages:
+            match message:
+                case ReadClock():
+                    self.reply(ClockTime(message.number, time.monotonic_ns() + AHEAD[self.index]))
+                case StartTrace():
+                    self.reply(TraceStarted(message.trace))
+                case StopTrace():
+                    for times in self.at_the_end:
+                        self.reply(times)
+                    self.reply(TraceDone(message.trace))
 
     def reply(self, message) -> None:
         # From another thread, as messages of a worker are received.
@@ -93,10 +94,10 @@ def workers():
     traces: list[HostTraces] = []
     workers = [Worker(n, traces) for n in range(2)]
 
-    def broadcast(message):
+    def broadcast(*messages):
         for worker in workers:
             if worker.error is None:
-                worker.send(message)
+                worker.send(*messages)
 
     traces.append(HostTraces(workers, broadcast))
     return workers
@@ -166,6 +167,20 @@ def test_host_traces_write_runs_while_tracing(workers, program, monkeypatch):
     assert [sorted(call.executed) for call in finish(workers, recorder)] == [[0, 1], [1]]
 
 
+def test_host_traces_follow_each_other_without_a_gap(workers, program):
+    """The end of one and the start of the next are sent together."""
+    first = record(workers)
+    for host in (0, 1):
+        workers[host].at_the_end = [times_of(host, 11)]
+    second = record(workers)
+    for host in (0, 1):
+        workers[host].at_the_end = [times_of(host, 12, trace=2), times_of(host, 13, trace=2)]
+    first.close()
+    assert [sorted(call.executed) for call in first.sink.calls] == [[0, 1]]
+    assert not second.sink.closed
+    assert [sorted(call.executed) for call in finish(workers, second)] == [[0, 1]] * 2
+
+
 def test_host_traces_write_spans_of_hosts_on_one_clock(workers):
     recorder = record(workers)
     began = time.monotonic_ns()
@@ -218,4 +233,4 @@ def test_host_traces_keep_programs_only_while_they_may_run(workers, program):
     workers[0].at_the_end = [times_of(0, 11)]
     del program
     assert len(finish(workers, recorder)) == 1
-    assert traces._trace is None
+    assert traces._traces == []

@@ -14,6 +14,8 @@ from pathways.runtime.proxy.serving.server import serve
 from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice
 from pathways.runtime.service.client.attaching import attach, attachment_of
 from pathways.runtime.service.client.remote_session import RemoteSession
+from pathways.runtime.traces.host_traces import trace_hosts
+from pathways.runtime.traces.recorder import Recorder
 from pathways.tools.common.errors import UserError
 from pathways.tools.drivers.fronts.proxy import run_client
 
@@ -31,6 +33,7 @@ def run(options: argparse.Namespace, program: Sequence[str], environment: Mappin
         session = attach(attachment_of(options.target, options.client, options.token))
     except (PathwaysError, ValueError, OSError) as error:
         raise UserError(str(error)) from None
+    trace_hosts(session)
     try:
         islands = _numbers(session, options.islands)
         bound = _bind(session, islands)
@@ -39,7 +42,7 @@ def run(options: argparse.Namespace, program: Sequence[str], environment: Mappin
         session.close()
         raise
     assert bound
-    with serve(backend=backend, files=options.files) as server:
+    with serve(backend=backend, files=options.files, make_recorder=Recorder) as server:
         return run_client(server, program, environment, with_cpu=options.with_cpu)
 
 

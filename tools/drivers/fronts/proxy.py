@@ -115,11 +115,14 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
         raise UserError(str(error)) from None
     # The variable may be that of a program, which is `proxy`.
     os.environ["JAX_PLATFORMS"] = options.platform
+    # So may this: the program writes its trace itself.
+    os.environ.pop("PW_TRACE", None)
     try:
         import jax
 
         from pathways.compiler.mpmd.from_ifrt import schedule_ifrt
         from pathways.runtime.proxy.serving.server import serve
+        from pathways.runtime.traces.recorder import Recorder
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] in ("google", "h2"):
             raise UserError("pw-proxy needs more packages: pip install 'pathways-mlir[proxy]'") from None
@@ -147,6 +150,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
             files=options.files,
             insecure_address=where if isinstance(where, tuple) else None,
             schedule_ifrt=schedule_ifrt,
+            make_recorder=Recorder,
             backend=backend,
         )
     except (PathwaysError, ValueError, RuntimeError, OSError) as error:
