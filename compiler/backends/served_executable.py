@@ -20,7 +20,7 @@ from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.local.proxied_load import REMEDY, ProxiedExecutable, load_by_server
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.manager import Binding
-from pathways.runtime.traces.served_traces import trace_served
+from pathways.runtime.traces.proxied_traces import trace_proxied
 
 
 class ServedExecutable(LocalExecutable):
@@ -83,7 +83,7 @@ def load_proxied(
         bundle = _bundle_of(program, ports.name)
     plans = plans or {"": ports}
     executable = load_by_server(ports, plans, bundle, bindings, program.interface.out_avals)
-    trace_served(executable)
+    trace_proxied(executable)
     return ServedExecutable(executable, program)
 
 

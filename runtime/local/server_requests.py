@@ -30,7 +30,7 @@ class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: Literal["start", "read", "stop"]
 
 
-class ServedStep(msgspec.Struct, frozen=True, array_like=True):
+class ProxiedStep(msgspec.Struct, frozen=True, array_like=True):
     """Times of a step of a call; nanoseconds of the server's clock. See `ObservedTimes` of traces.
 
     Attributes:
@@ -45,7 +45,7 @@ class ServedStep(msgspec.Struct, frozen=True, array_like=True):
     ran: tuple[int, int] | None
 
 
-class ServedCall(msgspec.Struct, frozen=True):
+class ProxiedCall(msgspec.Struct, frozen=True):
     """Times of a call.
 
     Attributes:
@@ -53,7 +53,7 @@ class ServedCall(msgspec.Struct, frozen=True):
     """
 
     program: str
-    steps: tuple[ServedStep, ...]
+    steps: tuple[ProxiedStep, ...]
 
 
 class TraceReply(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class TraceReply(msgspec.Struct, frozen=True):
 
     Attributes:
       time: the time of the server's clock, which is later than all times of these calls.
-      calls: finished calls, in the order in which they were recorded; each a `ServedCall`.
+      calls: finished calls, in the order in which they were recorded; each a `ProxiedCall`.
       dropped: the number of calls since the last reply that the server had no memory for.
       more: whether there are further ones.
     """

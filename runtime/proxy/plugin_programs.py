@@ -119,7 +119,7 @@ def parse_request(data: bytes) -> tuple[str, Any]:
     try:
         request = json.loads(data.removeprefix(_PREFIX))
         ((kind, body),) = request.items()
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise StatusError(StatusCode.INVALID_ARGUMENT, "a plugin program is no request in JSON") from None
     return kind, body
 

@@ -5,4 +5,5 @@
   makes a timeline of them, and `file_trace.py` writes it (`pw.trace`).
 - `host_traces.py` makes workers record (`worker_recording.py`), translates their times to one clock
   (`clocks.py`), and merges them by the plan of the whole program (`merging.py`).
+- `proxied_traces.py` reads the times of calls from the server of this process (`pw-proxy`).
 """

@@ -117,8 +117,8 @@ def test_memory_and_costs_are_those_of_the_server(server: ProxyServer) -> None:
     assert lines_of(server, program) == ["2 512 512", "64.0"]
 
 
-def test_what_a_server_has_not_is_one_sentence(server: ProxyServer, tmp_path: Path) -> None:
-    program = f"""
+def test_what_a_server_has_not_is_one_sentence(server: ProxyServer) -> None:
+    program = """
     x = np.ones(4, "f")
     def printing(x):
         jax.debug.callback(lambda x: None, x)
@@ -126,10 +126,6 @@ def test_what_a_server_has_not_is_one_sentence(server: ProxyServer, tmp_path: Pa
     print(error_of(lambda: lowered(printing, x).compile()))
     compiled = lowered(jnp.sin, x).compile()
     print(error_of(lambda: compiled.as_text("device")))
-    def traced():
-        with pw.trace({str(tmp_path / "trace.json")!r}):
-            compiled(x)
-    print(error_of(traced))
     on_host = pw.on_hosts("operator:neg", devices=stage)
     print(error_of(lambda: on_host(x)))
     source = pw.on_hosts("builtins:range")
@@ -137,12 +133,11 @@ def test_what_a_server_has_not_is_one_sentence(server: ProxyServer, tmp_path: Pa
     print(error_of(lambda: pw.resilient(lambda s, b: (s, b), x, [x], feeds=(compiled, "x"))))
     print(compiled(0 * x))
     """
-    callback, text, trace, *workers, goes_on = lines_of(server, program)
+    callback, text, *workers, goes_on = lines_of(server, program)
     remedy = "run it without pw-proxy, or with pathways.connect(hosts=...)"
     assert "calls back into Python" in callback
     assert "jax.debug.callback" in callback
     assert text.startswith("RuntimeError: program 'sin' is compiled by a server, which keeps the text")
-    assert trace.startswith("RuntimeError: program 'sin' is launched by a server, which has no trace")
     subjects = (
         "pw.on_hosts: operator:neg runs",
         "pw.prefetch: builtins:range runs",
@@ -151,7 +146,7 @@ def test_what_a_server_has_not_is_one_sentence(server: ProxyServer, tmp_path: Pa
     for line, subject in zip(workers, subjects, strict=True):
         assert line.startswith(f"RuntimeError: {subject}")
         assert "in workers, which a program has not behind pw-proxy" in line
-    assert all(line.endswith(remedy) for line in (callback, text, trace, *workers))
+    assert all(line.endswith(remedy) for line in (callback, text, *workers))
     assert goes_on == "[0. 0. 0. 0.]"
 
 

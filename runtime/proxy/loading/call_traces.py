@@ -14,7 +14,7 @@ import msgspec
 
 from pathways.runtime.local import recording
 from pathways.runtime.local.recording import CallRecorder, RecordedSpan
-from pathways.runtime.local.server_requests import ServedCall, ServedStep, TraceReply
+from pathways.runtime.local.server_requests import ProxiedCall, ProxiedStep, TraceReply
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
@@ -106,6 +106,7 @@ class _State(enum.Enum):
     RECORDING = "recording"
     STOPPING = "waiting for calls in flight"
     ENDED = "ended"
+    CLOSED = "closed"
 
 
 class SessionTrace:
@@ -135,7 +136,7 @@ class SessionTrace:
           programs: returns its programs so far.
 
         Raises:
-          StatusError: it is traced already, or the server cannot record.
+          StatusError: it is traced already or closed, or the server cannot record.
         """
         with self._changing:
             if self._state is not _State.IDLE:
@@ -156,13 +157,15 @@ class SessionTrace:
             self._check_active(_State.RECORDING)
             self._state = _State.STOPPING
         self._traces.stop(self)
-        self._state = _State.ENDED
+        with self._changing:
+            if self._state is _State.STOPPING:
+                self._state = _State.ENDED
 
     def close(self) -> None:
-        """Stops recording, without waiting for calls."""
+        """Stops recording for good, without waiting for calls."""
         with self._changing:
-            if self._state is _State.RECORDING:
-                self._state = _State.STOPPING
+            before, self._state = self._state, _State.CLOSED
+            if before is _State.RECORDING:
                 start_thread(functools.partial(self._traces.stop, self), "proxy trace ends")
 
     def _check_active(self, *states: _State) -> None:
@@ -183,10 +186,10 @@ class SessionTrace:
         if digest is None or first < self._start:
             return
         steps = tuple(
-            ServedStep(n, seen.dispatched, seen.done, seen.before, call.executed.get(n))
+            ProxiedStep(n, seen.dispatched, seen.done, seen.before, call.executed.get(n))
             for n, seen in call.observed.items()
         )
-        data = msgspec.json.encode(ServedCall(digest, steps))
+        data = msgspec.json.encode(ProxiedCall(digest, steps))
         with self._lock:
             if self._bytes + len(data) > _MAX_BYTES:
                 self._dropped += 1

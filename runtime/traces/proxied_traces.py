@@ -16,7 +16,7 @@ from pathways.runtime.local.proxied_load import ProxiedExecutable
 from pathways.runtime.local.recording import CallRecorder
 from pathways.runtime.local.server_requests import (
     TRACE,
-    ServedCall,
+    ProxiedCall,
     TimedReply,
     TraceReply,
     TraceRequest,
@@ -37,19 +37,19 @@ _TRIPS = 8
 log = logging.getLogger("pathways")
 
 
-def trace_served(program: ProxiedExecutable) -> None:
+def trace_proxied(program: ProxiedExecutable) -> None:
     """Includes the calls of a program that a server runs in the traces of this process."""
     _traces_of(program.client).add(program)
 
 
 @functools.cache
-def _traces_of(client: Any) -> ServedTraces:
-    traces = ServedTraces(client)
+def _traces_of(client: Any) -> ProxiedTraces:
+    traces = ProxiedTraces(client)
     recording.register(traces)
     return traces
 
 
-class ServedTraces:
+class ProxiedTraces:
     """Traces of the programs that a server runs for this process, one at a time.
 
     Args:
@@ -60,7 +60,7 @@ class ServedTraces:
         self._client = client
         self._lock = threading.Lock()
         self._programs: weakref.WeakSet[ProxiedExecutable] = weakref.WeakSet()
-        self._trace: _ServedTrace | None = None
+        self._trace: _ProxiedTrace | None = None
 
     def add(self, program: ProxiedExecutable) -> None:
         """Adds a program that was loaded."""
@@ -82,7 +82,7 @@ class ServedTraces:
         if self._trace is not None:
             # The server has one trace for each client.
             self._trace.wait()
-        trace = _ServedTrace(self._client, recorder.sink)
+        trace = _ProxiedTrace(self._client, recorder.sink)
         with self._lock:
             self._trace = trace
             for program in self._programs:
@@ -91,7 +91,7 @@ class ServedTraces:
         recorder.wait_for(trace.wait)
 
 
-class _ServedTrace:
+class _ProxiedTrace:
     """One trace of the calls that a server runs, which a thread reads about once a second."""
 
     def __init__(self, client: Any, sink: TraceSink) -> None:
@@ -160,11 +160,11 @@ class _ServedTrace:
         if reply.dropped:
             log.warning("the trace lacks %d calls, which the server had no memory for", reply.dropped)
         for data in reply.calls:
-            call = msgspec.json.decode(data, type=ServedCall)
+            call = msgspec.json.decode(data, type=ProxiedCall)
             if call.program in self._plans:
                 self._sink.write([self._recorded(call, *self._plans[call.program])])
 
-    def _recorded(self, call: ServedCall, plan: Plan, hosts: Mapping[str, int]) -> RecordedCall:
+    def _recorded(self, call: ProxiedCall, plan: Plan, hosts: Mapping[str, int]) -> RecordedCall:
         local = self._clock.to_local
         observed = {
             step.number: ObservedTimes(
