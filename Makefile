@@ -19,7 +19,7 @@ FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 muta
   random_losses:5000 random_steps_ahead:300 random_steps_ahead:100:--hosts=4 random_steps_ahead:100:--hosts=0
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test test-all nightly check-format lint types wheel lit quick rest pytest test-oldest conformance conformance-real proxy-versions durations coverage \
+.PHONY: help demo test test-all nightly check-format lint types wheel lit quick rest pytest test-oldest behind-proxy conformance conformance-real proxy-versions durations coverage \
   fuzz lab stress bench docs site format lock venv type-links clean
 
 help: ## list the targets
@@ -48,7 +48,7 @@ test-all: venv ## a quarter of an hour: make test, then all other tests, and the
 
 nightly: venv ## hours: make test-all, real programs, fuzz, bad networks, long runs, benchmarks (ARGS="-k name": tests alone)
 	@failed=; \
-	for layer in test-all lab $(if $(ARGS),,conformance-real proxy-versions $(if $(JAX_SOURCE),conformance) stress fuzz bench); do \
+	for layer in test-all lab $(if $(ARGS),,conformance-real proxy-versions $(if $(JAX_SOURCE),conformance) behind-proxy stress fuzz bench); do \
 	  echo "--- $$layer"; \
 	  $(MAKE) --no-print-directory $$layer || failed="$$failed $$layer"; \
 	done; \
@@ -124,6 +124,11 @@ stress: venv ## threads, killed and stopped hosts, killed training for an hour; 
 
 proxy-versions: venv ## small programs in clients of older releases of JAX on a server of pw-proxy
 	@.ci/proxy-versions
+
+behind-proxy: venv ## our tests of programs behind pw-proxy, in one process and on hosts (ARGS="--some -k name")
+	@failed=; \
+	for where in "" --on-hosts; do $(BIN)/python test/behind_proxy.py $$where $(ARGS) || failed=1; done; \
+	[ -z "$$failed" ]
 
 conformance: venv ## JAX's own tests through pw-proxy and locally (JAX_SOURCE=checkout; ARGS="--files array -k donat")
 	@$(BIN)/python test/conformance.py "$(JAX_SOURCE)" $(ARGS)

@@ -192,7 +192,8 @@ def thousand_steps_of_jits_and_programs() -> Any:
         steps = (program, jitted, program) if number % 2 else (jitted, program, jitted)
         for step in steps:
             before, state = state, step(*state)
-            assert number == 0 or all(array.is_deleted() for array in before)
+            # A question to the server.
+            assert number % 100 != 1 or all(array.is_deleted() for array in before)
     return [np.asarray(array) for array in state]
 
 

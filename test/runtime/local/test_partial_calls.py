@@ -20,7 +20,7 @@ X = np.arange(4, dtype=np.float32)
 
 
 class Fallible:
-    """Executable of which chosen executions fail, counted with those of all executables."""
+    """Executable whose chosen executions fail; all executables count theirs together."""
 
     failing: frozenset[int] = frozenset()
     executions = 0

@@ -81,7 +81,7 @@ def program(owners: Any = None) -> Any:
     class Program(types.SimpleNamespace):
         __hash__ = object.__hash__
 
-    return Program(digest="digest", plan=whole, owners=owners)
+    return Program(plans={"digest": whole}, owners=owners)
 
 
 def call(digest: str = "digest") -> ProxiedCall:
@@ -101,7 +101,7 @@ def test_calls_are_on_the_clock_of_this_process_in_all_pieces(server: Server) ->
     recorder.close()
     assert [recorded.name for recorded in recorder.sink.calls] == [0, 1, 2]
     for recorded in recorder.sink.calls:
-        assert (recorded.plan, recorded.hosts) == (loaded.plan, {})
+        assert (recorded.plan, recorded.hosts) == (loaded.plans["digest"], {})
         start, end = recorded.executed[0]
         # The round trips take a millisecond at most.
         assert abs(start - began) < 10**7
