@@ -53,7 +53,6 @@ DIFFERENCES = (
     Difference("a server cannot call back into Python", "calls back into Python"),
     Difference("the devices are those of the server", "JAX has no cpu devices here"),
     Difference("workers run no Python of the program", "in workers, which a program has not behind pw-proxy"),
-    Difference("the server has the compiled code", "is compiled by a server, which keeps the text"),
     Difference("a server checks no values of launches", "DID NOT RAISE.*FloatingPointError"),
     Difference(
         "the client in JAX does not know of deleted arrays whose shards a donated one shares",

@@ -46,11 +46,13 @@ def load_program(
     hosts = controller()
     if hosts is not None:
         if pjrt.checks_values():
-            _warn_of_unchecked_values()
+            _warn_of_unchecked_values("on hosts")
         loader = ProgramLoader(hosts, _bound(program), program.plan, program.module.context)
         return HostsExecutable(loader, bindings, program.interface, program.signature)
     start_from_environment()
     if is_served():
+        if pjrt.checks_values():
+            _warn_of_unchecked_values("of programs behind pw-proxy")
         return load_proxied(program, bindings)
     executable = load(
         program.plan,
@@ -64,10 +66,10 @@ def load_program(
 
 
 @functools.cache
-def _warn_of_unchecked_values() -> None:
-    """Warns once that hosts do not check values for NaNs and infinities."""
+def _warn_of_unchecked_values(where: str) -> None:
+    """Warns once for a place that JAX's checks for NaNs and infinities are not made there."""
     warn(
-        "jax_debug_nans and jax_debug_infs check no value on hosts; to find the operation, run the program "
+        f"jax_debug_nans and jax_debug_infs check no value {where}; to find the operation, run the program "
         "in one process, on devices of pw.connect(cpu_devices=...)"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,9 @@ import jax
 from pathways.runtime.bundle.carrier import carrier_of, digest_of, digest_of_part
 from pathways.runtime.local.devices import devices_of, devices_of_cluster, mesh_of
 from pathways.runtime.local.load import Executable, ports_of
-from pathways.runtime.local.memory import MemoryAnalysis, SliceMemory
+from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.local.recording import CallRecorder
+from pathways.runtime.local.server_requests import PROGRAM, ProgramReply, ProgramRequest, send_request
 from pathways.runtime.local.slots import aval_of, slot_arrays
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.resources.manager import Binding
@@ -89,14 +91,14 @@ class ProxiedExecutable(Executable):
     """Program that is loaded on the devices of a server, in the process of a client.
 
     Attributes:
-      program: the program at the server.
       client: the IFRT client of the server's devices.
+      digest: the digest of its bundle.
       plans: the plans of its sub-programs, or its plan, by the digests that traces of the server have.
       owners: the host of each device of each slice; None where the server has no hosts.
     """
 
-    program: ifrt.MpmdExecutable
     client: Any
+    digest: str
     plans: Mapping[str, Plan]
     owners: Mapping[str, tuple[int, ...]] | None
 
@@ -106,19 +108,23 @@ class ProxiedExecutable(Executable):
 
     def memory_analysis(self) -> MemoryAnalysis:
         """Returns the memory that one call needs on each slice, by the analysis of the server."""
-        stats = self.program.get_compiled_memory_stats()
-        fields = [field.name for field in dataclasses.fields(SliceMemory) if field.name != "devices"]
-        return MemoryAnalysis(
-            {
-                slice: SliceMemory(spec.size, **{name: getattr(stats[slice], name, 0) for name in fields})
-                for slice, spec in self.plan.slices.items()
-                if slice in stats
-            }
-        )
+        return MemoryAnalysis(self._facts.memory)
 
     def flops(self, computation: str) -> float:
         """Returns the floating-point operations of one launch by XLA's estimate, on all its devices."""
-        return float(self.program.cost_analysis()[computation].get("flops", 0.0))
+        return self._facts.flops[computation]
+
+    def device_text(self) -> str:
+        """Returns XLA's optimized module of each computation on each slice."""
+        return self._request(text=True).text
+
+    @functools.cached_property
+    def _facts(self) -> ProgramReply:
+        return self._request()
+
+    def _request(self, *, text: bool = False) -> ProgramReply:
+        request = ProgramRequest(self.digest, text)
+        return send_request(self.client, PROGRAM, request, ProgramReply).body
 
 
 def load_by_server(
@@ -167,8 +173,8 @@ def load_by_server(
         (),
         target,
         counts,
-        program,
         devices[0].client,
+        digest,
         {digest_of_part(digest, name): part for name, part in plans.items()},
         _owners_of(bindings),
     )

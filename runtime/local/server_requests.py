@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pathways.runtime.local.memory import SliceMemory
 from pathways.runtime.xla import ifrt
 
 STATUS = "pathwaysStatusRequest"
@@ -18,6 +19,36 @@ STATUS = "pathwaysStatusRequest"
 
 TRACE = "pathwaysTraceRequest"
 """Kind of a `TraceRequest`; the reply is a `TraceReply`."""
+
+PROGRAM = "pathwaysProgramRequest"
+"""Kind of a `ProgramRequest`; the reply is a `ProgramReply`."""
+
+
+class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request about a program that this client has loaded.
+
+    Attributes:
+      program: the digest of its bundle.
+      text: whether the reply has its text.
+    """
+
+    program: str
+    text: bool = False
+
+
+class ProgramReply(msgspec.Struct, frozen=True):
+    """Facts about a program that the server has compiled.
+
+    Attributes:
+      memory: the memory of a call on each slice.
+      flops: the floating-point operations of a launch of each computation, on all its devices, by XLA's
+        estimate.
+      text: XLA's optimized module of each computation on each slice; empty if it was not requested.
+    """
+
+    memory: dict[str, SliceMemory]
+    flops: dict[str, float]
+    text: str
 
 
 class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -137,6 +137,10 @@ class HostedMpmdProgram(MpmdProgram):
         return self.engine.session.describe(self.executable.current().program)
 
     @override
+    def device_text(self) -> str:
+        return self.engine.session.describe(self.executable.current().program, text=True).text
+
+    @override
     def status_of(self, error: Exception) -> StatusError:
         return status_of(error)
 

@@ -11,7 +11,7 @@ import jax
 
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.local.devices import binding_of
-from pathways.runtime.local.load import Executable, load, stats_of
+from pathways.runtime.local.load import Executable, device_text, load, stats_of
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.local.partial_calls import PartialFailure, PartialTarget
 from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
@@ -35,6 +35,10 @@ class LocalMpmdProgram(MpmdProgram):
     def costs(self) -> Mapping[str, Mapping[str, float]]:
         executables = self.executable.executables
         return {name: dict(executable.cost_analysis()) for (name, _), executable in executables.items()}
+
+    @override
+    def device_text(self) -> str:
+        return device_text(self.executable.executables)
 
     @override
     def status_of(self, error: Exception) -> StatusError:

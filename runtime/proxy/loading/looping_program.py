@@ -120,6 +120,10 @@ class LoopingProgram(MpmdProgram):
         return self.sub_programs[self.executable.repeated].costs
 
     @override
+    def device_text(self) -> str:
+        return "\n".join(program.device_text() for program in self.sub_programs.values())
+
+    @override
     def status_of(self, error: Exception) -> StatusError:
         return self.sub_programs[self.executable.repeated].status_of(error)
 

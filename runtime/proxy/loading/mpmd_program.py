@@ -63,6 +63,10 @@ class MpmdProgram(CompiledProgram):
         """XLA's estimates for each computation."""
 
     @abc.abstractmethod
+    def device_text(self) -> str:
+        """Returns XLA's optimized module of each computation on each slice."""
+
+    @abc.abstractmethod
     def run(self, operands: list[Any], donated: set[int], copied: Sequence[int]) -> list[Any]:
         """Starts an execution, and returns the values of its results, or their errors; none share a buffer.
 

@@ -19,7 +19,14 @@ from pathways.compiler.lower.bundles import packed
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.bundle.carrier import carrier_of, digest_of
 from pathways.runtime.local import recording
-from pathways.runtime.local.server_requests import STATUS, TRACE, ProxiedCall, TraceReply
+from pathways.runtime.local.server_requests import (
+    PROGRAM,
+    STATUS,
+    TRACE,
+    ProgramReply,
+    ProxiedCall,
+    TraceReply,
+)
 from pathways.runtime.plan.plan import Launch, Transfer
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.loading import call_traces
@@ -37,14 +44,14 @@ def served() -> ServedDevices:
 
 @pytest.fixture(scope="module")
 def step() -> tuple[Any, bytes]:
-    """Returns the plan and the bundle of a program of two slices with one device each."""
+    """Returns a program of two slices with one device each, compiled and as a bundle."""
     devices = pw.make_virtual_device_set()
     first, second = (
         pw.jit(function, devices=devices.add_slice((1,), ("x",))) for function in (jnp.sin, jnp.cos)
     )
     lowered = pw.program(lambda x: second(first(x))).lower(np.ones(4, "f"))
     bundle = packed(lowered._forms.scheduled, "step", lowered._interface, lowered._signature)
-    return lowered.compile().plan, bundle
+    return lowered.compile(), bundle
 
 
 def send(client: Client, data: str | bytes) -> Any:
@@ -101,6 +108,8 @@ def call(client: Client, program: int, times: int = 1) -> None:
         (b"\xff", "a plugin program is no request in JSON"),
         pytest.param("[" * 100_000, "a plugin program is no request in JSON", id="nested deeply"),
         (f'{{"{STATUS}": 1}}', "invalid pathwaysStatusRequest: it has no fields"),
+        (f'{{"{PROGRAM}": {{}}}}', "invalid pathwaysProgramRequest: Object missing required field `program`"),
+        (f'{{"{PROGRAM}": {{"program": "0"}}}}', "pathwaysProgramRequest: the session has no such program"),
         (f'{{"{TRACE}": null}}', "invalid pathwaysTraceRequest: Expected `object`, got `null`"),
         (f'{{"{TRACE}": {{}}}}', "invalid pathwaysTraceRequest: Object missing required field `action`"),
         (f'{{"{TRACE}": {{"action": "x"}}}}', "invalid pathwaysTraceRequest: Invalid enum value 'x'"),
@@ -112,7 +121,7 @@ def call(client: Client, program: int, times: int = 1) -> None:
 def test_a_malformed_request_is_one_status(served: ServedDevices, data: str | bytes, message: str) -> None:
     client = Client(served)
     code, text = send(client, data)
-    assert code in (3, 9)
+    assert code in (3, 5, 9)
     assert text.startswith(message)
     status = msgspec.json.decode(send(client, json.dumps({STATUS: {}})), type=Status)
     assert status.hosts[0].devices == len(jax.devices("cpu"))
@@ -130,6 +139,20 @@ def test_the_status_has_the_islands_and_programs_of_the_server(served: ServedDev
     client.session.close()
 
 
+def test_facts_of_a_program_are_those_of_the_same_program_here(served: ServedDevices, step: Any) -> None:
+    compiled, bundle = step
+    client = Client(served)
+    load(client, bundle)
+    request = {"program": digest_of(bundle), "text": True}
+    reply = msgspec.json.decode(send(client, json.dumps({PROGRAM: request})), type=ProgramReply)
+    assert reply.memory == dict(compiled.memory_analysis())
+    for launch in (step for step in compiled.plan.steps if isinstance(step, Launch)):
+        assert reply.flops[launch.computation] == compiled.flops(launch.computation, launch.slice)
+        assert f"// computation {launch.computation} on slice {launch.slice}" in reply.text
+    assert reply.text.count("ENTRY") == 2
+    client.session.close()
+
+
 def test_a_reply_cannot_be_executed(served: ServedDevices) -> None:
     client = Client(served)
     data = b"__serialized_plugin_program " + json.dumps({STATUS: {}}).encode()
@@ -142,7 +165,7 @@ def test_a_reply_cannot_be_executed(served: ServedDevices) -> None:
 
 def test_sessions_that_trace_at_once_get_their_own_calls(served: ServedDevices, step: Any) -> None:
     """Both have the same program."""
-    plan, bundle = step
+    plan, bundle = step[0].plan, step[1]
     ann, bob = Client(served), Client(served)
     of_ann, of_bob = load(ann, bundle), load(bob, bundle)
     assert trace(ann, "start").calls == ()
@@ -175,7 +198,7 @@ def test_sessions_that_trace_at_once_get_their_own_calls(served: ServedDevices, 
 
 
 def test_the_plan_of_a_bundle_has_the_steps_of_its_client(served: ServedDevices, step: Any) -> None:
-    plan, bundle = step
+    plan, bundle = step[0].plan, step[1]
     client = Client(served)
     program = client.session.state.programs[load(client, bundle)]
     assert program.executable.plan.steps == plan.steps
