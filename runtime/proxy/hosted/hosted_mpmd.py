@@ -20,6 +20,7 @@ from pathways.runtime.hosts.cluster.host import Location
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram, HostPort
 from pathways.runtime.hosts.protocol.host_facts import HostFacts
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.proxy.hosted.hosted_values import HostedValue
@@ -37,10 +38,11 @@ class _HostedSteps:
       session: the session with the hosts.
       program: the program.
       inputs: for each island, the argument of clients that each of its inputs is.
+      placements: the placement of each argument of clients that the program reads.
       outputs: the place of each result of clients, and its position among the outputs of its island.
 
     Attributes:
-      program, inputs, outputs: see above.
+      program, inputs, placements, outputs: see above.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class _HostedSteps:
         session: HostSession,
         program: HostedProgram,
         inputs: Mapping[int, Sequence[int]],
+        placements: Mapping[int, DeviceLayout],
         outputs: Sequence[tuple[Location, int]],
     ) -> None:
         self.program = program
         self.inputs = inputs
+        self.placements = placements
         self.outputs = outputs
         weakref.finalize(self, session.unload, program).atexit = False
 
@@ -96,11 +100,18 @@ class HostedPlan:
             island: [interface.read[n] for n in self._positions(island, ports, interface.inputs)]
             for island, ports in program.inputs.items()
         }
+        placements = {
+            n: port.location.placement
+            for island, numbers in inputs.items()
+            for n, port in zip(numbers, program.inputs[island], strict=True)
+        }
         places: dict[int, tuple[Location, int]] = {}
         for island, ports in program.outputs.items():
             for n, position in enumerate(self._positions(island, ports, interface.outputs)):
                 places[position] = ports[n].location, n
-        return _HostedSteps(session, program, inputs, [places[n] for n in range(len(interface.outputs))])
+        return _HostedSteps(
+            session, program, inputs, placements, [places[n] for n in range(len(interface.outputs))]
+        )
 
     def _positions(self, island: int, ports: Iterable[HostPort], values: Sequence[MpmdPort]) -> list[int]:
         """Returns the positions of the ports of an island among the arguments or results."""
@@ -150,6 +161,8 @@ class HostedMpmdProgram(MpmdProgram):
             operands[number] = self.engine.copy_of(self.parameters[number], operands[number])
         values = [self.engine.operand(operand) for operand in operands]
         loaded, session = self.executable.current(), self.engine.session
+        for number, placement in loaded.placements.items():
+            values[number] = self.engine.arranged(self.parameters[number], values[number], placement)
         avals = [jax.core.ShapedArray(spec.shape, spec.dtype) for spec in self.results]
         # Another thread may donate them, too: before this, which is an error, or after it.
         with session.pool.order:
@@ -164,6 +177,7 @@ class HostedMpmdProgram(MpmdProgram):
                 step = session.issue(loaded.program, arguments, producers)
                 for number in donated:
                     operands[number].delete()
+                    values[number].delete()
                 arrays = results_of(session, step, avals, [[place] for place in loaded.outputs])
         return [
             HostedValue(array, location, spec.placement.devices)

@@ -12,6 +12,7 @@ from pathways.runtime.data.relocation import relocate
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
+from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
 from pathways.runtime.proxy.arrays.placements import STRING, ArraySpec, on_device
 from pathways.runtime.proxy.hosted.hosted_device import HostedDevice
@@ -110,6 +111,18 @@ class HostsEngine(ArrayEngine):
         if value.whole is None:
             value.whole = self._view(value.spec, value.shards)
         return value.whole
+
+    def arranged(self, spec: ArraySpec, value: HostedValue, placement: DeviceLayout) -> HostedValue:
+        """Returns an array with its shards in the order of the devices of a placement, without a copy.
+
+        XLA takes the shards of an array in the order of the array's devices, which is that of the tiles of a
+        sharding here, and that of the mesh in a program of Pathways.
+        """
+        if value.location.placement.devices == placement.devices:
+            return value
+        gang = self.gang_of(value.devices)
+        location = gang.location(placement, is_private=self.session.owns_workers)
+        return self._views.join(spec, location, self.shards_in(spec, value))
 
     def copy_of(self, spec: ArraySpec, value: Any) -> HostedValue:
         """Returns a copy of an array, on the same devices."""
