@@ -130,7 +130,7 @@ def arguments_without_names() -> Any:
 
 @compared
 def shardings_of_a_mesh_of_two_dimensions() -> Any:
-    """XLA has the tiles of some in another order than that of the devices."""
+    # XLA has the tiles of some in another order than that of the devices.
     stage = pw.make_virtual_device_set().add_slice(shape=(2, 2), axis_names=("x", "y"))
     x, results = np.arange(64, dtype=np.float32).reshape(8, 8), []
     for spec in (P(None, "y"), P("x"), P("y", "x"), P(("y", "x")), P()):

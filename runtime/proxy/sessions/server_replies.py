@@ -33,7 +33,7 @@ def _program(state: SessionState, body: Any) -> str:
             flops = {name: costs.get("flops", 0.0) for name, costs in program.costs.items()}
             text = program.device_text() if request.text else ""
             return _encoded(ProgramReply(dict(program.slice_memory), flops, text))
-    raise StatusError(StatusCode.NOT_FOUND, f"{PROGRAM}: the session has no such program")
+    raise StatusError(StatusCode.INVALID_ARGUMENT, f"{PROGRAM}: the session has no such program")
 
 
 def _trace(state: SessionState, body: Any) -> str:
