@@ -22,7 +22,7 @@ from pathways.runtime.xla import pjrt
 
 
 def is_served() -> bool:
-    """Returns whether the devices of the cluster are those of a server."""
+    """Returns whether a server has the devices of the cluster."""
     return controller() is None and pjrt.is_proxied(devices_of_cluster()[0])
 
 

@@ -65,7 +65,7 @@ def load_proxied(
     Args:
       program: the program; its plan may be that of one of its sub-programs.
       bindings: the devices of each of its slices.
-      ports: its arguments and results, as a plan; by default those of its plan.
+      ports: its arguments and results, as a plan; by default its plan.
       plans: the plans of its sub-programs by name, if it has any.
       bundle: the program as a bundle without code, if it is there already.
 

@@ -19,8 +19,8 @@ def status() -> Status:
     """Returns the status of the cluster: its hosts and their arrays, bound slices, and steps in flight.
 
     `print` shows it as tables, with the longest round trip to a host and whether steps wait for it. A host
-    that does not reply within two seconds is listed without numbers. In a process behind `pw-proxy`, hosts,
-    arrays, programs and steps are those of its server, of all clients.
+    that does not reply within two seconds is listed without numbers. In a process behind `pw-proxy`, the
+    server lists its hosts, and the arrays, programs and steps of all its clients.
 
     Raises:
       ResourceError: JAX has no devices here.

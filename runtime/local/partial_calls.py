@@ -27,7 +27,7 @@ class PartialFailure(Exception):
 class PartialTarget(LocalTarget):
     """Target of generated functions that raise a `PartialFailure` if a step fails.
 
-    Arguments are those of a `LocalTarget`.
+    It takes the arguments of a `LocalTarget`.
     """
 
     def __init__(self, plan: Plan, *arguments: Any) -> None:

@@ -29,13 +29,13 @@ REMEDY = "run it without pw-proxy, or with pathways.connect(hosts=...)"
 
 
 def check_not_proxied(what: str) -> None:
-    """Checks that the devices are not those of a server, whose processes run no Python of a program.
+    """Checks that no server has the devices: its processes run no Python of a program.
 
     Args:
       what: says what runs in workers, for the message.
 
     Raises:
-      RuntimeError: they are.
+      RuntimeError: a server has them.
     """
     if pjrt.is_proxied(devices_of_cluster()[0]):
         raise RuntimeError(f"{what} in workers, which a program has not behind pw-proxy; {REMEDY}")

@@ -1,7 +1,7 @@
 """Requests of a client of `pw-proxy` to its server about programs of Pathways, and the replies.
 
-The protocol has no message for them. A request travels as JSON instead of a program, as those of
-`pathwaysutils` do, and the text of the compiled program is the reply, in JSON, too.
+The protocol has no message for them. A request travels as JSON instead of a program, like the
+requests of `pathwaysutils`, and the text of the compiled program is the reply, in JSON, too.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def same_place(left: ArrayPlacement, right: ArrayPlacement, default_memory: str 
     """Returns whether two placements have the same devices and memory, and an equivalent sharding.
 
     Args:
-      default_memory: the kind of the memory that None stands for.
+      default_memory: the kind of the memory of a placement whose kind is None.
     """
     return (
         left.devices == right.devices

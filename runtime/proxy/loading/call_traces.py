@@ -1,4 +1,4 @@
-"""Traces of the calls that a server runs: each client reads those of its own programs."""
+"""Traces of the calls that a server runs: each client reads the calls of its own programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CallTraces:
         self._lock = threading.Lock()
         self._recorder: CallRecorder | None = None
         self._recording: set[SessionTrace] = set()
-        # Those that get calls: also such as wait for their last ones.
+        # The traces that get calls: a trace that has stopped still gets its last calls.
         self._written: tuple[SessionTrace, ...] = ()
 
     def start(self, trace: SessionTrace) -> None:

@@ -34,7 +34,7 @@ class _ReadValue(NamedTuple):
       number: the number of the value that it is.
       slice: the slice whose copy it is.
       spec: the type and placement of that copy.
-      target: the type and placement that the sub-program expects; None if these are those of the copy.
+      target: the type and placement that the sub-program expects; None if the copy has them.
     """
 
     number: int
@@ -231,7 +231,7 @@ def _store(
     ports: Sequence[MpmdPort],
     values: Sequence[Any],
 ) -> None:
-    """Replaces the entries of arguments or results by those of their ports.
+    """Replaces the entries of arguments or results by the values of their ports.
 
     Args:
       numbers: the number in the table of each argument or result.
