@@ -26,7 +26,7 @@ SERVERS = {
 }
 """Flags of `pw-proxy` for each place of devices."""
 
-SOME = ("checkpoints", "conditions", "errors", "retraces", "timeline", "while_loops")
+SOME = ("checkpoints", "conditions", "errors", "memory_kinds", "retraces", "timeline", "while_loops")
 """Names of the files with the tests, a tenth of all, that `--some` runs."""
 
 

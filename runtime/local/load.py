@@ -196,7 +196,9 @@ def load(
     memory.check_fits(plan, bindings, stats_of(first), _count_here)
     meshes = {name: mesh_of(binding) for name, binding in bindings.items()}
     if result_avals is None:
-        result_avals = [aval_of(result.type) for result in plan.results]
+        # In the memory of its slots, so that an argument may become a result as the same array.
+        kinds = (plan.memory_kind(next(iter(result.slots.values()))) for result in plan.results)
+        result_avals = [aval_of(result.type, kind) for result, kind in zip(plan.results, kinds, strict=True)]
     slots = slot_arrays(plan, meshes, result_avals)
     passed = [argument for argument in plan.arguments if argument.constant is None]
     names = argument_names or [str(number) for number in range(len(passed))]

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import proxied_programs
 import proxy_programs
 import pytest
+import served_places
 
 import pathways.proxy
 from pathways.proxy import ProxyServer
@@ -41,21 +41,14 @@ STAGE = """if True:
 """Start of a program of a client."""
 
 
-@pytest.fixture(scope="module", params=["one process", pytest.param("hosts", marks=pytest.mark.hosts)])
+@pytest.fixture(scope="module", params=served_places.PLACES)
 def where(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
 def server(where: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
-    """Starts a server of two slices: of the devices of this process, or islands of two hosts."""
-    path = tmp_path_factory.mktemp("proxy") / "socket"
-    if where == "hosts":
-        backend = HostsBackend(start_session(settings_of(None, islands=[Island(2, 2)] * 2)))
-        served = pathways.proxy.serve(path, backend=backend)
-    else:
-        served = pathways.proxy.serve(path, jax.devices("cpu"), slices=2)
-    with served as server:
+    with served_places.serve(where, tmp_path_factory.mktemp("proxy")) as server:
         yield server
 
 
@@ -228,11 +221,16 @@ def test_a_loop_has_costs_memory_and_one_plan(server: ProxyServer) -> None:
     assert "no error" not in deleted
 
 
-KILLED = """if True:
+VALUE_OF = """
     import time
-    import jax, jax.numpy as jnp, numpy as np
-    import pathways as pw
+    def value_of(result):
+        try:
+            return str(result + 0)
+        except jax.errors.JaxRuntimeError as error:
+            return str(error).partition(":")[0]
+"""
 
+STEP_OF_ISLANDS = """
     devices = pw.make_virtual_device_set()
     here, there = (devices.add_slice(shape=(2,), axis_names=("x",), island=f"island{n}") for n in (0, 1))
     one_more = pw.jit(lambda x: x + 1, devices=here)
@@ -242,12 +240,6 @@ KILLED = """if True:
     def step(n, x):
         there = repeated(n, x)
         return one_more(x), there, twice(there)
-
-    def value_of(result):
-        try:
-            return str(result + 0)
-        except jax.errors.JaxRuntimeError as error:
-            return str(error).partition(":")[0]
 
     step = pw.program(step)
     x = np.zeros(2, "f")
@@ -261,15 +253,40 @@ KILLED = """if True:
     print([*map(value_of, step(1, kept))])
 """
 
+LOOP_OF_ISLANDS = """
+    kept = lowered(lambda x: x + 1, np.zeros(2, "f")).compile()(np.zeros(2, "f"))
+    results = loop(zeros, 2**31 - 1)
+    print("running", flush=True)
+    input()
+    print([*map(value_of, [kept, *results])])
+    while value_of(loop(zeros, 3)[1]) == "DATA_LOSS":
+        time.sleep(0.1)
+    print([*map(value_of, [kept, *loop(zeros, 3)])])
+"""
+
 
 @pytest.mark.hosts
-def test_a_lost_island_is_data_loss_in_its_results_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "lost", "after"),
+    [
+        (
+            STEP_OF_ISLANDS,
+            "['[1. 1.]', 'DATA_LOSS', 'DATA_LOSS']",
+            "['[2. 2.]', '[0.84147096 0.84147096]', '[1.6829419 1.6829419]']",
+        ),
+        (LOOP + LOOP_OF_ISLANDS, "['[1. 1.]', 'DATA_LOSS', 'DATA_LOSS']", "['[1. 1.]', '3', '[6. 6.]']"),
+    ],
+    ids=["step", "loop"],
+)
+def test_a_lost_island_is_data_loss_in_its_results_alone(
+    program: str, lost: str, after: str, tmp_path: Path
+) -> None:
     backend = HostsBackend(start_session(settings_of(None, islands=[Island(1, 2)] * 2)))
     pipe = subprocess.PIPE
     with (
         pathways.proxy.serve(tmp_path / "socket", backend=backend) as server,
         subprocess.Popen(
-            [sys.executable, "-c", KILLED],
+            [sys.executable, "-c", STAGE + VALUE_OF + program],
             env=os.environ | server.environment,
             stdin=pipe,
             stdout=pipe,
@@ -278,14 +295,12 @@ def test_a_lost_island_is_data_loss_in_its_results_alone(tmp_path: Path) -> None
         ) as client,
     ):
         assert client.stdout is not None
-        assert client.stdout.readline() == "running\n", client.communicate()[1][-3000:]
+        lines = iter(client.stdout.readline, "")
+        assert "running\n" in lines, client.communicate()[1][-3000:]
         time.sleep(0.5)
         os.kill(backend.engine.session.hosts[1].process.pid, signal.SIGKILL)
         out, err = client.communicate("\n", timeout=120)
-    assert out.splitlines() == [
-        "['[1. 1.]', 'DATA_LOSS', 'DATA_LOSS']",
-        "['[2. 2.]', '[0.84147096 0.84147096]', '[1.6829419 1.6829419]']",
-    ], err[-2000:]
+    assert out.splitlines() == [lost, after], err[-2000:]
 
 
 AHEAD = """

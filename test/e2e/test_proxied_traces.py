@@ -14,15 +14,12 @@ from pathlib import Path
 
 import jax
 import pytest
+import served_places
 
 import pathways.proxy
 from pathways.passes.analysis.measured.trace_file import read_trace
 from pathways.proxy import ProxyServer
-from pathways.runtime.clusters.connect import start_session
-from pathways.runtime.hosts.launch.launcher_choice import settings_of
-from pathways.runtime.hosts.launch.settings import Island
 from pathways.runtime.local import recording
-from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
 
 pytestmark = pytest.mark.process
 
@@ -55,21 +52,14 @@ PIPELINE = """if True:
 """Start of a program of a client: a pipeline on two islands of four devices."""
 
 
-@pytest.fixture(scope="module", params=["one process", pytest.param("hosts", marks=pytest.mark.hosts)])
+@pytest.fixture(scope="module", params=served_places.PLACES)
 def where(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
 def server(where: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
-    """Starts a server of two slices: of the devices of this process, or islands of two hosts."""
-    path = tmp_path_factory.mktemp("proxy") / "socket"
-    if where == "hosts":
-        backend = HostsBackend(start_session(settings_of(None, islands=[Island(2, 2)] * 2)))
-        served = pathways.proxy.serve(path, backend=backend)
-    else:
-        served = pathways.proxy.serve(path, jax.devices("cpu"), slices=2)
-    with served as server:
+    with served_places.serve(where, tmp_path_factory.mktemp("proxy")) as server:
         yield server
 
 

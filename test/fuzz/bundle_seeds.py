@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from forked import run_all
 from jax.sharding import PartitionSpec as P
 
 import pathways as pw
@@ -64,6 +66,21 @@ def read_seeds(folder: Path) -> tuple[Parts, ...]:
     """Returns the bundles of a folder, to be written with right digests."""
     parts = [Parts.read(path) for path in sorted(folder.glob("*.pwb"))]
     return tuple(dataclasses.replace(p, manifest={**p.manifest, "digests": "right"}) for p in parts)
+
+
+def made_apart(seconds: float, memory: int) -> tuple[Parts, ...]:
+    """Returns the bundles, made in a child: a process that has started JAX must not fork.
+
+    Args:
+      seconds: how long it may take.
+      memory: the limit of its address space, in bytes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ((_, ending),) = run_all([(0, lambda _, note: write_seeds(Path(folder), note))], 1, seconds, memory)
+        seeds = read_seeds(Path(folder))
+    if not seeds:
+        raise RuntimeError(f"no seeds: {ending.stderr}")
+    return seeds
 
 
 def _slices(*shapes: tuple[int, ...]) -> list[pw.VirtualSlice]:

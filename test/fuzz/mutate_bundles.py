@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from bundle_mutations import mutated, texts
-from bundle_seeds import DEVICES, Parts, read_seeds, write_seeds
+from bundle_seeds import DEVICES, Parts, made_apart
 from corpus import ROOT, Corpus
 from flags import parser_of
 from forked import Ending, run_all
@@ -66,14 +65,7 @@ def fuzz(
 ) -> tuple[collections.Counter[tuple[str, str]], int]:
     """Runs random cases; returns the count of each ending, and the number of failures."""
     kinds: collections.Counter[tuple[str, str]] = collections.Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        # In a child: a process that has started JAX must not fork.
-        ((_, ending),) = run_all(
-            [(0, lambda _, note: write_seeds(Path(folder), note))], 1, 10 * SECONDS, MEMORY
-        )
-        seeds = read_seeds(Path(folder))
-        if not seeds:
-            raise RuntimeError(f"no seeds: {ending.stderr}")
+    seeds = made_apart(10 * SECONDS, MEMORY)
     corpus = texts(seeds)
     tasks = ((number, functools.partial(_task, number, seed, seeds, corpus)) for number in numbers)
     began = time.monotonic()

@@ -17,13 +17,12 @@ import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from bundle_mutations import mutated, texts
-from bundle_seeds import DEVICES, Parts, read_seeds, write_seeds
+from bundle_seeds import DEVICES, Parts, made_apart
 from corpus import Corpus
 from flags import parser_of
 from forked import run_all
@@ -39,14 +38,7 @@ BUNDLE = "mutated.pwb"
 def main() -> int:
     """Runs the harness; returns its exit code."""
     options = parser_of(__doc__, "carriers", 200).parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        # In a child: a process that has started JAX must not fork.
-        ((_, ending),) = run_all(
-            [(0, lambda _, note: write_seeds(Path(folder), note))], 1, 10 * SECONDS, MEMORY
-        )
-        seeds = read_seeds(Path(folder))
-    if not seeds:
-        raise RuntimeError(f"no seeds: {ending.stderr}")
+    seeds = made_apart(10 * SECONDS, MEMORY)
     corpus = texts(seeds)
     numbers = range(options.first, options.first + options.count)
     tasks = ((number, functools.partial(_make, number, options.seed, seeds, corpus)) for number in numbers)

@@ -1,8 +1,8 @@
 """Recorded requests of real clients: the seeds of mutated ones.
 
-`python request_seeds.py FOLDER` runs each program of `proxy_programs.py` in a separate client, behind a
-server in this process, and writes the requests of each session to a file. Runs in a separate process, since
-processes that start JAX must not fork.
+`python request_seeds.py FOLDER` runs each program of `proxy_programs.py`, and one of Pathways, in a separate
+client, behind a server in this process, and writes the requests of each session to a file. Runs in a separate
+process, since processes that start JAX must not fork.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,14 +100,38 @@ def _run_programs(names: Sequence[str]) -> None:
     """Runs each program in a child of this process, which has imported JAX and not started it."""
     from proxy_programs import PROGRAMS
 
-    for name in names or PROGRAMS:
+    programs = PROGRAMS | {"requests_of_pathways": _requests_of_pathways}
+    for name in names or programs:
         print(name, flush=True)
         child = os.fork()
         if child == 0:
-            _run(PROGRAMS[name])
+            _run(programs[name])
         _, status = os.waitpid(child, 0)
         if status != 0:
             raise RuntimeError(f"program {name} failed")
+
+
+def _requests_of_pathways() -> Any:
+    """Runs a program on two slices, and asks for its text, a trace and the status of the server."""
+    import jax
+    import numpy as np
+
+    import pathways as pw
+
+    devices = pw.make_virtual_device_set()
+    double, increment = (
+        pw.jit(function, devices=devices.add_slice((1,), ("x",)))
+        for function in (lambda x: x * 2, lambda x: x + 1)
+    )
+    step = pw.program(lambda x: increment(double(x)))
+    x = np.arange(4.0, dtype=np.float32)
+    compiled = step.lower(x).compile()
+    compiled.memory_analysis()
+    compiled.as_text("device")
+    with tempfile.TemporaryDirectory() as folder, pw.trace(f"{folder}/run.json"):
+        jax.block_until_ready(step(x))
+    pw.status()
+    return step(x)
 
 
 def _run(program: Callable[[], Any]) -> None:

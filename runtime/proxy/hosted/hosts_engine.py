@@ -8,6 +8,7 @@ from typing import Any, override
 import jax
 import numpy as np
 
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.data.relocation import relocate
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.host_session import HostSession
@@ -147,7 +148,12 @@ class HostsEngine(ArrayEngine):
             request = session.request_bytes(
                 location, host.index, whole.number(), [held.index(position)], [size]
             )
-        (data,) = session.fetch(request) if size else (b"",)
+        try:
+            (data,) = session.fetch(request) if size else (b"",)
+        except HostError:
+            # The error of its step names the host at fault.
+            whole.block_until_ready()
+            raise
         return np.frombuffer(data, shard.dtype).reshape(shard.shape)
 
     @override
