@@ -1,8 +1,8 @@
 """Random clients on simulated islands with a real scheduler.
 
 An island runs its steps in the order in which it received them; a step of several islands runs when it is
-first on all of them, as workers do that wait for each other. Seeds differ in islands, clients, kills and
-losses, and every event is followed by a check of the invariants.
+first on all of them, as workers do that wait for each other. Seeds differ in islands, clients, quotas, kills
+and losses, and every event is followed by a check of the invariants.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pathways.runtime.hosts.launch.options import MAX_AHEAD
+from pathways.runtime.service.sharing.memory import DeviceBytes, DeviceLimits, SharedMemory, StepBytes
 from pathways.runtime.service.sharing.scheduler import Scheduler
 from pathways.runtime.service.sharing.scheduler_events import (
+    AcceptArray,
     ArrayArrived,
+    ArrayOffered,
     CallFinished,
+    ClientChanged,
     ClientJoined,
     ClientLeft,
+    CollectMemory,
+    DenyArray,
     DisconnectClient,
     DispatchRequest,
     FreeClientArrays,
@@ -29,6 +35,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     IslandReturned,
     IslandStepDone,
     IssueStep,
+    MemoryCollected,
     OrderedRequest,
     QueuedStep,
     RefuseStep,
@@ -61,9 +68,183 @@ class SimulatedClient:
         self.is_connected = True
         # Whether it has submitted more steps than it may, and has to be disconnected.
         self.is_greedy = False
+        # Arrays that wait to be sent, with what sends each.
+        self.offers: collections.deque[tuple[ArrayOffered, Callable[[], None]]] = collections.deque()
         self.submitted: dict[int, collections.deque[object]] = collections.defaultdict(collections.deque)
         self.unfinished: set[QueuedStep] = set()
         self.held: dict[int, list[int]] = collections.defaultdict(list)
+        self.is_suspended = False
+
+
+class SimulatedMemory:
+    """Memory of the devices of islands, as workers use it: arrays live until no step in flight needs them.
+
+    Clients 0 and 1 have quotas; the others have one each, or share what is left.
+
+    Attributes:
+      sizes: the bytes of each array on the devices of its island.
+    """
+
+    DEVICES = 2
+
+    def __init__(self, chance: random.Random, islands: int) -> None:
+        self.pool = chance.choice([20, 40])
+        self.quotas = {"0": 15, "1": 5}
+        self.default = chance.choice([None, 10])
+        self.is_limited = [chance.random() < 0.8 for _ in range(islands)]
+        self.sizes: dict[int, DeviceBytes] = {}
+        self.views: set[int] = set()
+        self._families: dict[int, set[int]] = {}
+        # For each island and array: the client, and the arrays whose memory it has.
+        self.arrays: dict[tuple[int, int], tuple[int, frozenset[int]]] = {}
+        self.made: dict[tuple[int, QueuedStep], DeviceBytes] = {}
+        # Steps in flight that keep arrays which are freed.
+        self.kept: dict[tuple[int, int], set[QueuedStep]] = {}
+        self.left: set[int] = set()
+
+    def family(self, array: int) -> set[int]:
+        """Returns the arrays that may share memory with one."""
+        return self._families.get(array, {array})
+
+    def limits(self) -> SharedMemory:
+        """Returns the quotas as the scheduler has them."""
+        islands = [
+            DeviceLimits(20 + self.pool + 50, self.pool) if is_limited else None
+            for is_limited in self.is_limited
+        ]
+        return SharedMemory(islands, self.quotas, self.default)
+
+    def quota(self, client: int) -> int:
+        """Returns the quota of a client, or of all that share one."""
+        return self.quotas.get(str(client), 50 if self.default is None else self.default)
+
+    def random_bytes(self, chance: random.Random) -> DeviceBytes:
+        """Returns the bytes of an array on one device, or on all."""
+        devices = range(self.DEVICES) if chance.random() < 0.4 else [chance.randrange(self.DEVICES)]
+        count = chance.choice([1, 2, 4, 6])
+        return tuple((device, count) for device in devices)
+
+    def needs(
+        self,
+        chance: random.Random,
+        arguments: dict[int, tuple[int, ...]],
+        results: dict[int, tuple[int, ...]],
+        donates: dict[int, tuple[int, ...]],
+    ) -> dict[int, StepBytes]:
+        """Returns the memory of a step; a donated argument may become its first result."""
+        needs = {}
+        for n, own in results.items():
+            if not self.is_limited[n]:
+                continue
+            donated = [array for array in donates.get(n, ()) if array in self.sizes.keys() - self.views]
+            is_view = bool(arguments[n]) and not donated and chance.random() < 0.1
+            if is_view:
+                self.views.update(own)
+                joined = {each for array in (*own, *arguments[n]) for each in self.family(array)}
+                self._families.update(dict.fromkeys(joined, joined))
+            reused = set()
+            for array in own:
+                self.sizes[array] = self.random_bytes(chance)
+                if donated and not reused and chance.random() < 0.7:
+                    self.sizes[array] = self.sizes[donated[0]]
+                    reused.add(array)
+            new = [] if is_view else [self.sizes[array] for array in own if array not in reused]
+            temporaries = tuple((device, chance.choice([0, 0, 5, 15])) for device in range(self.DEVICES))
+            needs[n] = StepBytes(
+                _sum(new), temporaries, tuple(self.sizes[array] for array in own), is_view=is_view
+            )
+        return needs
+
+    def begin(self, step: QueuedStep) -> None:
+        """Notes the memory of a step that is issued."""
+        for n, need in step.memory.items():
+            self.made[n, step] = need.made
+
+    def add(self, offer: ArrayOffered) -> None:
+        """Notes the memory of an array that may be sent."""
+        self.arrays[offer.island, offer.array] = offer.client, frozenset([offer.array])
+
+    def finish(self, step: QueuedStep, island: int) -> None:
+        """Notes that a step is done: it has results, and has consumed arguments."""
+        need = step.memory.get(island)
+        if need is None:
+            return
+        del self.made[island, step]
+        read = [self.arrays.get((island, array)) for array in step.arguments[island]]
+        for array in step.results[island]:
+            views = frozenset().union(*(known[1] for known in read if known is not None))
+            self.arrays[island, array] = step.client, views if need.is_view else frozenset([array])
+        for array in step.donates.get(island, ()):
+            # Views of a donated array are deleted with it.
+            _, gone = self.arrays.pop((island, array), (0, frozenset()))
+            for key, (client, own) in [*self.arrays.items()]:
+                if key[0] == island and not own.isdisjoint(gone):
+                    self.arrays[key] = client, own - gone
+        for key, steps in [*self.kept.items()]:
+            if key[0] == island:
+                steps.discard(step)
+            if not steps:
+                del self.kept[key]
+                self.arrays.pop(key, None)
+
+    def free(self, island: int, arrays: Iterable[int], queue: Iterable[QueuedStep]) -> None:
+        """Frees arrays once the steps in flight that read or return them are done."""
+        for array in arrays:
+            users = {
+                step for step in queue if array in step.arguments[island] or array in step.results[island]
+            }
+            if users:
+                self.kept[island, array] = users
+            else:
+                self.arrays.pop((island, array), None)
+
+    def cancel(self, client: int, sent: set[int], arrived: set[tuple[int, int]]) -> None:
+        """Forgets the arrays of a client that have not arrived."""
+        for key, (owner, _) in [*self.arrays.items()]:
+            if owner == client and key[1] in sent and key not in arrived:
+                del self.arrays[key]
+
+    def lose(self, island: int) -> None:
+        """Forgets an island."""
+        for table in (self.arrays, self.made, self.kept):
+            for key in [key for key in table if key[0] == island]:
+                del table[key]
+
+    def check(self, queues: Sequence[Sequence[QueuedStep]]) -> None:
+        """Checks that nobody has more than its quota, and steps in flight no more than the pool."""
+        for n, queue in enumerate(queues):
+            if not self.is_limited[n]:
+                continue
+            held: collections.Counter[tuple[str, int]] = collections.Counter()
+            for (island, step), made in self.made.items():
+                if island == n:
+                    held.update({(self._owner(step.client), device): count for device, count in made})
+            owners = {
+                array: client
+                for (island, _), (client, own) in self.arrays.items()
+                if island == n
+                for array in own
+            }
+            for array, client in owners.items():
+                for device, count in self.sizes[array]:
+                    held[self._owner(client), device] += count
+            for (owner, device), count in held.items():
+                limit = 50 if owner == "shared" else self.quota(int(owner))
+                assert count <= limit, f"client {owner} holds {count} of {limit} on device {device} of {n}"
+            for device in range(self.DEVICES):
+                used = [dict(step.memory[n].temporaries).get(device, 0) for step in queue if n in step.memory]
+                assert sum(used) <= max(self.pool, *used, 0), f"temporaries of {sum(used)} on island {n}"
+
+    def _owner(self, client: int) -> str:
+        is_shared = str(client) not in self.quotas and self.default is None
+        return "shared" if is_shared else str(client)
+
+
+def _sum(sizes: Iterable[DeviceBytes]) -> DeviceBytes:
+    total: collections.Counter[int] = collections.Counter()
+    for of_devices in sizes:
+        total.update(dict(of_devices))
+    return tuple(total.items())
 
 
 class SimulatedSharing:
@@ -83,7 +264,11 @@ class SimulatedSharing:
         self.count = self.chance.randint(1, 4)
         self.ahead = self.chance.choice([1, 2, 4, 4, 256, 256])
         self.trip = self.chance.choice([0.0, 0.001, 0.004])
-        self.scheduler = make(self.count, self.ahead, self.chance.choice(["fair", "fair", "fifo"]))
+        policy = self.chance.choice(["fair", "fair", "fifo"])
+        self.memory = SimulatedMemory(self.chance, self.count) if seed % 3 == 1 else None
+        self.has_priorities = seed % 5 == 3
+        limits = None if self.memory is None else self.memory.limits()
+        self.scheduler = make(self.count, self.ahead, policy, limits, 0.01)
         self.queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(self.count)]
         self.arrays: list[set[int]] = [set() for _ in range(self.count)]
         self.lost: set[int] = set()
@@ -122,7 +307,10 @@ class SimulatedSharing:
             self.handle(RoundTripMeasured(island, self.trip))
         for number in range(self.chance.randint(1, 5)):
             self.clients.append(SimulatedClient(number))
-            self.handle(ClientJoined(number, self.chance.choice([0.5, 1, 2])))
+            priority = self.chance.choice([-1, 0, 0, 2]) if self.has_priorities else 0
+            self.handle(ClientJoined(number, self.chance.choice([0.5, 1, 2]), str(number), priority))
+            if self.has_priorities and self.chance.random() < 0.5:
+                self.time.at(self.chance.uniform(0, 0.1), lambda n=number: self.suspend(self.clients[n]))
             most = self.chance.choice([1, 1, 16, 40])
             for _ in range(self.chance.randint(1, 60)):
                 self.time.at(
@@ -150,6 +338,8 @@ class SimulatedSharing:
                     self.unsure.add(program)
         for effect in self.scheduler.handle_all(batch, self.time.now):
             self.carry_out(effect)
+        if self.memory is not None:
+            self.memory.check(self.queues)
         for n, queue in enumerate(self.queues):
             used = sum(step.share for step in queue)
             assert used <= self.ahead or len(queue) == 1, f"island {n} has {used} steps in flight"
@@ -173,7 +363,7 @@ class SimulatedSharing:
             client.held[island] = [array for array in client.held[island] if array not in frees]
             sent = frozenset(self.sent.intersection(frees))
             self.submit_in_order(
-                client, OrderedRequest(client.number, island, frees, (), (), sent, what="free")
+                client, OrderedRequest(client.number, island, frees, (), (), sent, what=object())
             )
         elif what < 0.4:
             island = self.chance.choice(alive)
@@ -186,7 +376,7 @@ class SimulatedSharing:
             self.owner.update(dict.fromkeys(results, client.number))
             self.submit_in_order(
                 client,
-                OrderedRequest(client.number, island, (), arguments, results, sent, is_call, what="read"),
+                OrderedRequest(client.number, island, (), arguments, results, sent, is_call, what=object()),
             )
         else:
             islands = self.chance.sample(alive, self.chance.randint(1, min(3, len(alive))))
@@ -212,7 +402,38 @@ class SimulatedSharing:
                 self.arrays[island].add(array)
                 self.handle(ArrayArrived(client.number, island, losses, array))
 
-        self.time.after(self.chance.uniform(0, 0.05), arrive)
+        delay = self.chance.uniform(0, 0.05)
+        if self.memory is None:
+            self.time.after(delay, arrive)
+            return
+        size = self.memory.random_bytes(self.chance)
+        self.memory.sizes[array] = size
+        offer = ArrayOffered(client.number, island, losses, array, size)
+        # A client sends one array at a time.
+        client.offers.append((offer, lambda: self.time.after(delay, arrive)))
+        if len(client.offers) == 1:
+            self.handle(offer)
+
+    def end_offer(self, offer: ArrayOffered, *, is_accepted: bool) -> None:
+        client = self.clients[offer.client]
+        first, send = client.offers.popleft()
+        assert first is offer, f"array {offer.array} is not the one that was offered"
+        if is_accepted:
+            send()
+        if client.offers and client.is_connected:
+            self.pending.append(client.offers[0][0])
+
+    def suspend(self, client: SimulatedClient) -> None:
+        """Suspends a client, and resumes it later with another priority."""
+        if client.is_connected:
+            client.is_suspended = True
+            self.handle(ClientChanged(client.number, 1.0, 0, True))
+            self.time.after(self.chance.uniform(0, 0.1), lambda: self.resume(client))
+
+    def resume(self, client: SimulatedClient) -> None:
+        client.is_suspended = False
+        if client.is_connected:
+            self.handle(ClientChanged(client.number, 1.0, self.chance.choice([0, 1]), False))
 
     def step(self, client: SimulatedClient, islands: list[int]) -> None:
         arguments, results = {}, {}
@@ -225,6 +446,11 @@ class SimulatedSharing:
         share = self.chance.randint(1, self.largest)
         program = self.chance.randint(1, 3)
         donates = {n: own[:1] for n, own in arguments.items() if self.chance.random() < 0.3}
+        if self.memory is not None:
+            # No step reads a donated array again, or a view of it: a result may have its memory.
+            for n, own in donates.items():
+                gone = {each for array in own for each in self.memory.family(array)}
+                client.held[n] = [array for array in client.held[n] if array not in gone]
         # Those of some sessions run a few times each, as those of eager JAX.
         is_foreign = self.has_foreign and client.number % 3 == 2
         loaded = program + len(SECONDS) * self.chance.randint(0, 50) if is_foreign else program
@@ -238,6 +464,7 @@ class SimulatedSharing:
             share,
             donates,
             is_foreign=is_foreign,
+            memory={} if self.memory is None else self.memory.needs(self.chance, arguments, results, donates),
         )
         self.seconds[step] = SECONDS[program] * self.chance.uniform(1 - SPREAD, 1 + SPREAD)
         client.unfinished.add(step)
@@ -263,6 +490,10 @@ class SimulatedSharing:
         if not client.is_connected:
             return
         client.is_connected = False
+        if self.memory is not None:
+            # Arrays that have not arrived are canceled.
+            arrived = {(n, array) for n, arrays in enumerate(self.arrays) for array in arrays}
+            self.memory.cancel(client.number, self.sent, arrived)
         self.handle(ClientLeft(client.number))
         self.ended |= {step for step in client.unfinished if step not in self.running}
         client.unfinished.clear()
@@ -282,6 +513,9 @@ class SimulatedSharing:
                 if (step.client, step.loaded) not in self.known:
                     is_guessed = step.is_foreign and step.client in self.known_foreign
                     (self.guessed if is_guessed else self.tried).add(step)
+                assert not client.is_suspended, f"step {step.number} of a suspended client is issued"
+                if self.memory is not None:
+                    self.memory.begin(step)
                 for n in step.islands:
                     assert n not in self.lost, f"step {step.number} is issued to island {n}, which is lost"
                     assert n not in self.leaving, f"step {step.number} is issued to island {n}, which leaves"
@@ -293,7 +527,11 @@ class SimulatedSharing:
                     self.arrays[n].update(step.results[n])
                     self.queues[n].append(step)
             case DispatchRequest(item, frees, has_arguments):
-                self.pop(self.clients[item.client], item.island, item)
+                is_early = item.what is None
+                if not is_early:
+                    self.pop(self.clients[item.client], item.island, item)
+                if self.memory is not None:
+                    self.memory.free(item.island, frees, self.queues[item.island])
                 arrays = self.arrays[item.island]
                 assert arrays.issuperset(frees) or item.island in self.lost
                 assert not has_arguments or arrays.issuperset(item.arguments)
@@ -307,7 +545,18 @@ class SimulatedSharing:
                     if item.is_call:
                         self.calls.append(item)
                         self.time.after(self.chance.uniform(0, 0.05), lambda: self.end_call(item))
-            case RefuseStep(step):
+            case CollectMemory(number):
+                self.time.after(self.chance.uniform(0, 0.02), lambda: self.collect(self.clients[number]))
+            case AcceptArray(offer):
+                assert self.memory is not None
+                self.memory.add(offer)
+                self.end_offer(offer, is_accepted=True)
+            case DenyArray(offer, why):
+                if why is not None:
+                    self.refused.add(offer.array)
+                self.end_offer(offer, is_accepted=False)
+            case RefuseStep(step, _, is_over_quota):
+                assert self.memory is not None or not is_over_quota
                 assert step not in self.running | self.ended
                 self.end(step)
                 self.refused.update(*step.results.values())
@@ -317,9 +566,26 @@ class SimulatedSharing:
                 if island not in self.lost:
                     assert self.arrays[island].issuperset(arrays)
                     self.arrays[island].difference_update(arrays)
+                    if self.memory is not None:
+                        self.memory.free(island, arrays, self.queues[island])
             case DisconnectClient(number, why):
                 assert self.clients[number].is_greedy, f"client {number} is disconnected: {why}"
                 self.clients[number].is_greedy = False
+
+    def collect(self, client: SimulatedClient) -> None:
+        """Frees an array of a client that exceeds its quota, or none, and replies."""
+        if not client.is_connected:
+            return
+        islands = [n for n, held in client.held.items() if held and n not in self.lost]
+        if islands and self.chance.random() < 0.5:
+            island = self.chance.choice(islands)
+            array = client.held[island].pop(self.chance.randrange(len(client.held[island])))
+            sent = self.sent.intersection([array])
+            self.submit_in_order(
+                client,
+                OrderedRequest(client.number, island, (array,), sent=frozenset(sent), what=object()),
+            )
+        self.handle(MemoryCollected(client.number))
 
     def end_call(self, call: OrderedRequest) -> None:
         if call in self.calls:
@@ -371,6 +637,8 @@ class SimulatedSharing:
         if island in self.lost or step not in self.queues[island]:
             return
         self.queues[island].remove(step)
+        if self.memory is not None:
+            self.memory.finish(step, island)
         if not any(step in queue for queue in self.queues):
             self.end(step)
         self.pending.append(IslandStepDone(step, island, seconds))
@@ -397,6 +665,8 @@ class SimulatedSharing:
         steps = [*self.queues[island]]
         self.queues[island].clear()
         self.arrays[island].clear()
+        if self.memory is not None:
+            self.memory.lose(island)
         self.calls = [call for call in self.calls if call.island != island]
         for client in self.clients:
             client.held[island].clear()

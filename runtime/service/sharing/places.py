@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
 
+from pathways.runtime.service.sharing.memory import DeviceBytes
 from pathways.runtime.service.sharing.scheduler_events import FIRST_ESTIMATE, QueuedStep
 
 WORK_SECONDS = 0.02
@@ -34,6 +37,7 @@ class ClientService:
 
     Attributes:
       weight: its weight: its share of a contended device is this over the sum of all clients' weights.
+      priority: its steps come before all steps of clients with a lower one.
       device_seconds: the device time that it had, over all islands.
       served: on each island, its virtual time.
       estimates: the estimated times of steps, by their programs.
@@ -42,8 +46,9 @@ class ClientService:
       in_flight: the number of its steps in flight on each island.
     """
 
-    def __init__(self, weight: float, islands: int) -> None:
+    def __init__(self, weight: float, priority: int, islands: int) -> None:
         self.weight = weight
+        self.priority = priority
         self.device_seconds = 0.0
         self.served = [0.0] * islands
         self.estimates: dict[int, float] = {}
@@ -64,18 +69,40 @@ class ClientService:
             self.foreign_estimate = before + _LEARNED * (took - before)
 
 
+ReadyEntry = tuple[int, float, int, QueuedStep]
+"""Ready step of an island: its negative priority, its key among steps of this one, and the entry's token."""
+
+
 class SharedIsland:
-    """State of an island: its steps in flight, and the ready ones."""
+    """State of an island: its steps in flight, and the ready ones.
 
-    __slots__ = ("busy_until", "claim", "in_flight", "ready", "round_trip", "used", "virtual", "work")
+    Args:
+      pool: the bytes of each device for temporaries of steps; None for no limit.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "busy_until",
+        "claim",
+        "in_flight",
+        "pool",
+        "ready",
+        "round_trip",
+        "temporaries",
+        "used",
+        "virtual",
+        "work",
+    )
+
+    def __init__(self, pool: int | None) -> None:
+        self.pool = pool
+        # The bytes of the temporaries of the steps in flight, on each device.
+        self.temporaries: dict[int, int] = {}
         self.in_flight: dict[QueuedStep, float] = {}
         self.used = 0
         # Estimated work of the steps in flight.
         self.work = 0.0
         self.busy_until = 0.0
-        self.ready: list[tuple[float, int, QueuedStep]] = []
+        self.ready: list[ReadyEntry] = []
         self.claim: QueuedStep | None = None
         self.virtual = 0.0
         self.round_trip = 0.0
@@ -85,8 +112,10 @@ class Places:
     """Places of steps on islands: decides which ready step is issued next.
 
     Args:
+      pools: for each island, the bytes of each device for temporaries of steps; None for no limit.
       ahead: the maximum of steps in flight on an island.
       is_fair: whether steps are sorted by the service of their clients, not in the order of submission.
+      ageing: the seconds after which the priority of a waiting step rises by one, up to the highest one.
       issue: takes a step from the queues of its client, and calls `take`.
 
     Attributes:
@@ -95,26 +124,84 @@ class Places:
     """
 
     def __init__(
-        self, islands: int, ahead: int, is_fair: bool, issue: Callable[[QueuedStep, float], None]
+        self,
+        pools: Sequence[int | None],
+        ahead: int,
+        is_fair: bool,
+        ageing: float,
+        issue: Callable[[QueuedStep, float], None],
     ) -> None:
-        self.islands = [SharedIsland() for _ in range(islands)]
+        self.islands = [SharedIsland(pool) for pool in pools]
         self.services: dict[int, ClientService] = {}
         self.open: set[int] = set()
         self._ahead = ahead
         self._is_fair = is_fair
+        self._ageing = ageing
+        self._aged = -math.inf
+        self._has_priorities = False
         self._issue = issue
         self._tokens = itertools.count()
         # Rotation of the order in which islands are filled.
         self._rotation = 0
 
-    def add_client(self, number: int, weight: float) -> ClientService:
+    def add_client(self, number: int, weight: float, priority: int) -> ClientService:
         """Adds a client, and returns its service."""
-        service = self.services[number] = ClientService(weight, len(self.islands))
+        service = self.services[number] = ClientService(weight, priority, len(self.islands))
+        self._note_priorities()
         return service
+
+    def change_client(self, number: int, weight: float, priority: int) -> None:
+        """Sets the weight and the priority of a client."""
+        service = self.services[number]
+        # What it had is the same, and its weight counts from now on.
+        service.served = [
+            island.virtual + (served - island.virtual) * service.weight / weight
+            for island, served in zip(self.islands, service.served, strict=True)
+        ]
+        service.weight, service.priority = weight, priority
+        self._note_priorities()
+        for step in self._ready_steps():
+            if step.client == number:
+                step._level = priority
+                self.sort(service, step)
+        self.open.update(range(len(self.islands)))
+
+    def _note_priorities(self) -> None:
+        self._has_priorities = len({service.priority for service in self.services.values()}) > 1
+        self._aged = -math.inf
+
+    def _ready_steps(self) -> list[QueuedStep]:
+        """Returns the ready steps of all islands, each once."""
+        entries = [entry for island in self.islands for entry in island.ready]
+        return [*dict.fromkeys(step for *_, token, step in entries if self._is_valid(step, token))]
+
+    @staticmethod
+    def _is_valid(step: QueuedStep, token: int) -> bool:
+        """Returns whether an entry of a step is its last one, and the step is still ready."""
+        return step._token == token and step._state == "ready"
+
+    def age(self, now: float) -> None:
+        """Raises the priorities of steps that have waited, up to the highest priority of a ready step.
+
+        They rise no further: among clients of one priority, shares decide however long steps wait.
+        """
+        if not self._has_priorities or now - self._aged < self._ageing / 8:
+            return
+        self._aged = now
+        steps = self._ready_steps()
+        top = max((self.services[step.client].priority for step in steps), default=0)
+        for step in steps:
+            service = self.services[step.client]
+            level = min(top, service.priority + int((now - step._ready_since) / self._ageing))
+            if level != step._level:
+                step._level = level
+                self.sort(service, step)
+                self.open.update(step.islands)
 
     def remove_client(self, number: int) -> None:
         """Removes a client, whose queued steps were dropped."""
         del self.services[number]
+        self._note_priorities()
         self.open.update(range(len(self.islands)))
 
     def lose_island(self, number: int) -> list[QueuedStep]:
@@ -127,15 +214,21 @@ class Places:
         self.open.update(range(len(self.islands)))
         return steps
 
-    def add_ready(self, service: ClientService, step: QueuedStep) -> None:
+    def add_ready(self, service: ClientService, step: QueuedStep, now: float) -> None:
         """Adds a step that is first in all its queues, and has all its arrays."""
-        step._state = "ready"
+        step._state, step._ready_since, step._level = "ready", now, service.priority
         for n in step.islands:
             # Before, it may have waited for an array of its client.
             if not service.in_flight[n]:
                 self.limit_credit(service, n)
         self.sort(service, step)
         self.open.update(step.islands)
+
+    def withdraw(self, step: QueuedStep, state: Literal["waits", "dropped"]) -> None:
+        """Takes back a step that may be ready: steps may be issued that it came before."""
+        if step._state == "ready":
+            self.open.update(step.islands)
+        step._state = state
 
     def limit_credit(self, service: ClientService, island: int) -> None:
         """Limits the credit of a client for the time in which it had nothing to run."""
@@ -153,7 +246,7 @@ class Places:
             more = self._excess_service(step)
             step._keys = {n: more + islands[n].virtual for n in step.islands}
         for n, key in step._keys.items():
-            heapq.heappush(islands[n].ready, (key, token, step))
+            heapq.heappush(islands[n].ready, (-step._level, key, token, step))
 
     def _excess_service(self, step: QueuedStep) -> float:
         """Returns the client's excess service over others, on the island where it is largest."""
@@ -162,6 +255,8 @@ class Places:
 
     def _is_before(self, step: QueuedStep, other: QueuedStep, island: int) -> bool:
         """Returns whether a ready step comes before another one on an island."""
+        if step._level != other._level:
+            return step._level > other._level
         if not self._is_fair:
             return step._order < other._order
         if len(step.islands) > 1 and len(other.islands) > 1:
@@ -178,6 +273,8 @@ class Places:
             island = self.islands[n]
             if island.ready or island.claim or not self._has_room(island, step.share):
                 return False
+        if step.memory and not self._fits_pools(step):
+            return False
         return len(step.islands) < 2 or not self._leaves_islands_idle(step, now)
 
     def fill(self, now: float) -> None:
@@ -195,22 +292,26 @@ class Places:
     def _fill_island(self, number: int, now: float) -> None:
         """Issues the steps that fit on an island."""
         island = self.islands[number]
-        skipped: list[tuple[float, int, QueuedStep]] = []
+        skipped: list[ReadyEntry] = []
         while island.ready and len(skipped) < _MAX_SKIPPED and self._has_room(island, 1):
-            _, token, step = island.ready[0]
-            if step._token != token or step._state != "ready":
+            *_, token, step = island.ready[0]
+            if not self._is_valid(step, token):
                 heapq.heappop(island.ready)
                 continue
             if self._is_too_early(step):
                 # Without a claim: it is unknown from when.
                 skipped.append(heapq.heappop(island.ready))
                 continue
-            if self._fits(step) and self._may_pass(step, now) and not self._backfill(step, now):
+            may_start = self._fits(step) and self._may_pass(step, now) and not self._backfill(step, now)
+            # Steps that were issued before it may have taken what was left of a quota.
+            if may_start and self._is_valid(step, token):
                 heapq.heappop(island.ready)
                 self._issue(step, now)
                 continue
             skipped.append(heapq.heappop(island.ready))
-            if len(step.islands) > 1 and island.claim is not step:
+            # One that lacks memory must not see smaller ones pass for ever, either.
+            is_passed = len(step.islands) > 1 or (step.memory and not self._fits_pools(step))
+            if is_passed and island.claim is not step:
                 self._claim(step)
         for entry in skipped:
             heapq.heappush(island.ready, entry)
@@ -246,6 +347,19 @@ class Places:
                 step._blocked_at = at
                 return False
             at = at + 1 if at + 1 < len(islands) else 0
+        return not step.memory or self._fits_pools(step)
+
+    def _fits_pools(self, step: QueuedStep) -> bool:
+        """Returns whether the temporaries of a step fit beside the ones of the steps in flight."""
+        for n, need in step.memory.items():
+            island = self.islands[n]
+            if island.pool is None:
+                continue
+            for device, count in need.temporaries:
+                used = island.temporaries.get(device, 0)
+                # A device without temporaries accepts any: more than the pool is refused when it is loaded.
+                if used and used + count > island.pool:
+                    return False
         return True
 
     def _claim(self, step: QueuedStep) -> None:
@@ -277,9 +391,19 @@ class Places:
         return all(
             claim is None
             or self._is_before(step, claim, n)
-            or (end <= self._start_of(claim, now) and self._has_room_beside(n, step, claim))
+            or (
+                (end <= self._start_of(claim, now) or self._needs_other_devices(n, step, claim))
+                and self._has_room_beside(n, step, claim)
+            )
             for n, claim in claims
         )
+
+    def _needs_other_devices(self, number: int, step: QueuedStep, claim: QueuedStep) -> bool:
+        """Returns whether a waiting step lacks memory on other devices of an island than a step needs."""
+        if claim.islands != (number,) or number not in step.memory or number not in claim.memory:
+            return False
+        devices = {device for device, _ in claim.memory[number].temporaries}
+        return bool(devices) and devices.isdisjoint(device for device, _ in step.memory[number].temporaries)
 
     def _has_room_beside(self, number: int, step: QueuedStep, claim: QueuedStep) -> bool:
         """Returns whether a place remains for a waiting step, which might never get one otherwise."""
@@ -310,17 +434,17 @@ class Places:
     def _fill_until(self, number: int, step: QueuedStep, until: float, now: float) -> bool:
         """Issues steps that end on an island in time; returns whether there are more, without places."""
         island = self.islands[number]
-        skipped: list[tuple[float, int, QueuedStep]] = []
+        skipped: list[ReadyEntry] = []
         is_left = False
         while island.ready and len(skipped) < _MAX_SKIPPED and max(now, island.busy_until) < until:
             entry = heapq.heappop(island.ready)
-            _, token, other = entry
-            if other._token != token or other._state != "ready":
+            *_, token, other = entry
+            if not self._is_valid(other, token):
                 continue
             end = max(now, island.busy_until) + self._estimate(other)
             if other.islands != (number,) or end > until or self._is_too_early(other):
                 skipped.append(entry)
-            elif self._has_room(island, other.share) and self._has_room_beside(number, other, step):
+            elif self._fits(other) and self._has_room_beside(number, other, step):
                 self._issue(other, now)
             else:
                 skipped.append(entry)
@@ -341,6 +465,8 @@ class Places:
             island = self.islands[n]
             island.in_flight[step] = estimate
             island.used += step.share
+            if n in step.memory:
+                self._hold_temporaries(island, step.memory[n].temporaries, 1)
             island.work += estimate
             island.busy_until = start + estimate
             island.virtual = max(island.virtual, service.served[n])
@@ -363,12 +489,19 @@ class Places:
         service.device_seconds += took
         service.learn(step, took)
 
+    @staticmethod
+    def _hold_temporaries(island: SharedIsland, temporaries: DeviceBytes, sign: int) -> None:
+        for device, count in temporaries:
+            island.temporaries[device] = island.temporaries.get(device, 0) + sign * count
+
     def free(self, step: QueuedStep, number: int) -> float:
         """Frees the place of a step on an island; returns its estimated time."""
         island = self.islands[number]
         step._left.discard(number)
         estimate = island.in_flight.pop(step)
         island.used -= step.share
+        if number in step.memory:
+            self._hold_temporaries(island, step.memory[number].temporaries, -1)
         if (service := self.services.get(step.client)) is not None:
             service.in_flight[number] -= 1
         # Sums of floats drift: without steps there is no work.

@@ -24,8 +24,15 @@ them is free: later steps pass it only if they end before. Without claims it wou
 alone its islands would idle (backfilling: Lifka, 1995). It gets its places when all of them are free at the
 same time, up to a round trip: until its last island is free it blocks the others for all other steps.
 
-All state of the scheduler is in this file. `handle` gets an event and the time, and returns the effects to
-carry out; no method waits, sends, or reads a clock.
+The steps of a client with a higher priority come before all others; a waiting one rises, see `Places.age`.
+
+A step is ready only when the arrays that it makes fit the quota of its client. Where they do not, and no step
+of the client in flight could free memory there, the client is asked to free what it no longer refers to, and
+then the step is refused, see `memory.py`. A ready step waits for its temporaries to fit the pool of its
+islands as it waits for places.
+
+All state of the scheduler is in this file, `places.py` and `memory.py`. `handle` gets an event and the time,
+and returns the effects to carry out; no method waits, sends, or reads a clock.
 """
 
 from __future__ import annotations
@@ -35,12 +42,19 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from pathways.runtime.resources.tables import size, table
+from pathways.runtime.service.sharing.memory import ClientMemory, Quota, SharedMemory
 from pathways.runtime.service.sharing.places import MAX_UNFINISHED, ClientService, Places
 from pathways.runtime.service.sharing.scheduler_events import (
+    AcceptArray,
     ArrayArrived,
+    ArrayOffered,
     CallFinished,
+    ClientChanged,
     ClientJoined,
     ClientLeft,
+    CollectMemory,
+    DenyArray,
     DisconnectClient,
     DispatchRequest,
     FreeClientArrays,
@@ -49,6 +63,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     IslandReturned,
     IslandStepDone,
     IssueStep,
+    MemoryCollected,
     OrderedRequest,
     QueuedStep,
     RefuseStep,
@@ -65,14 +80,22 @@ class ScheduledClient:
     """State of a client in the scheduler.
 
     Attributes:
+      name: the name by which it has a quota.
       service: the device time that it had and is owed.
+      memory: the memory of its arrays.
+      is_suspended: whether nothing of it is dispatched.
       steps_done: the number of its finished steps.
       unfinished: the number of its unfinished steps.
     """
 
-    def __init__(self, number: int, service: ClientService, islands: int) -> None:
+    def __init__(
+        self, number: int, name: str, service: ClientService, memory: ClientMemory, islands: int
+    ) -> None:
         self.number = number
+        self.name = name
         self.service = service
+        self.memory = memory
+        self.is_suspended = False
         self.steps_done = 0
         self.unfinished = 0
         self._queues: list[collections.deque[QueuedStep | OrderedRequest]] = [
@@ -84,6 +107,15 @@ class ScheduledClient:
         # Results of its unfinished calls, by islands and numbers, and how many of these calls read an array.
         self._call_results: set[tuple[int, int]] = set()
         self._call_arguments: collections.Counter[tuple[int, int]] = collections.Counter()
+        # Steps that are first in their queues, and an array that it sends, which do not fit the quota.
+        self._short: dict[QueuedStep, None] = {}
+        self._offer: ArrayOffered | None = None
+        # Why arrays were denied, by islands and numbers.
+        self._denied: dict[tuple[int, int], str] = {}
+        # The islands on which a call waits until it is resumed.
+        self._stopped: set[int] = set()
+        # Whether it was asked to free what it no longer refers to, and has.
+        self._collecting: Literal["no", "asked", "done"] = "no"
 
     @property
     def queued(self) -> int:
@@ -97,20 +129,33 @@ class Scheduler:
     Args:
       ahead: the maximum of steps in flight on an island.
       policy: `fair`, or `fifo`: in the order of submission.
+      memory: the quotas of clients; by default there are none.
+      ageing: the seconds after which the priority of a waiting step rises by one.
 
     Attributes:
       clients: the connected clients, by their numbers.
     """
 
-    def __init__(self, islands: int, ahead: int = 4, policy: Policy = "fair") -> None:
+    def __init__(
+        self,
+        islands: int,
+        ahead: int = 4,
+        policy: Policy = "fair",
+        memory: SharedMemory | None = None,
+        ageing: float = 1.0,
+    ) -> None:
+        self.memory = SharedMemory([None] * islands) if memory is None else memory
         self.clients: dict[int, ScheduledClient] = {}
         self._is_fair = policy == "fair"
-        self._places = Places(islands, ahead, self._is_fair, self._issue)
+        pools = [None if limits is None else limits.pool for limits in self.memory.islands]
+        self._places = Places(pools, ahead, self._is_fair, ageing, self._issue)
         # Why islands accept no steps; None while they do.
         self._problems: list[str | None] = [None] * islands
         self._lost: set[int] = set()
         self._orders = itertools.count()
         self._effects: list[SchedulerEffect] = []
+        # The time of the event that is being handled.
+        self._now = 0.0
 
     def in_flight(self, island: int) -> int:
         """Returns the number of steps in flight on an island."""
@@ -128,6 +173,7 @@ class Scheduler:
         if not events:
             return []
         self._effects = []
+        self._now = now
         *earlier, last = events
         for event in earlier:
             self._handle_one(event, now)
@@ -136,6 +182,7 @@ class Scheduler:
                 self._submit_step(step, now)
             case _:
                 self._handle_one(last, now)
+        self._places.age(now)
         self._places.fill(now)
         return self._effects
 
@@ -149,11 +196,18 @@ class Scheduler:
                 self._submit_request(item)
             case ArrayArrived():
                 self._add_array(event)
+            case ArrayOffered():
+                self._offer_array(event)
+            case MemoryCollected(number):
+                if (collecting := self.clients.get(number)) is not None:
+                    collecting._collecting = "done"
+                    self._settle(collecting)
             case CallFinished(call):
                 self._end_call(call)
-            case ClientJoined(client, weight):
-                service = self._places.add_client(client, weight)
-                self.clients[client] = ScheduledClient(client, service, len(self._problems))
+            case ClientJoined():
+                self._add_client(event)
+            case ClientChanged():
+                self._change_client(event)
             case ClientLeft(client):
                 self._remove_client(self.clients.pop(client))
             case IslandLeaving(number, why):
@@ -195,8 +249,12 @@ class Scheduler:
                 return
         for n in item.islands:
             for array in item.arguments[n]:
-                if array not in client._arrays[n] and array not in item.sent:
-                    self._effects.append(RefuseStep(item, "an argument is not available"))
+                if array in client._arrays[n]:
+                    continue
+                denied = client._denied.get((n, array))
+                if denied is not None or array not in item.sent:
+                    why = denied or "an argument is not available"
+                    self._effects.append(RefuseStep(item, why, denied is not None))
                     return
         item._order = next(self._orders)
         client.unfinished += 1
@@ -212,12 +270,13 @@ class Scheduler:
             now is not None
             and not item._missing
             and not self._is_blocked(client, item)
+            and (not item.memory or client.memory.fits(item.memory))
             and self._places.is_free_for(client.service, item, now)
         ):
             for n in item.islands:
                 self._places.limit_credit(client.service, n)
-            self._places.take(client.service, item, now)
-            self._effects.append(IssueStep(item))
+            self._dispatch_step(client, item, now)
+            self._hold_sharers_back(client, item)
             return
         for n in item.islands:
             queue = client._queues[n]
@@ -230,28 +289,70 @@ class Scheduler:
 
     def _advance(self, client: ScheduledClient, island: int) -> None:
         """Continues a queue whose first item has changed."""
+        has_freed = has_added = False
         queue = client._queues[island]
-        while queue:
-            first = queue[0]
-            if isinstance(first, QueuedStep):
+        while queue and isinstance(first := queue[0], OrderedRequest):
+            if not self._may_start(client, first):
+                break
+            queue.popleft()
+            frees = self._dispatch_request(client, first)
+            has_freed, has_added = has_freed or bool(frees), has_added or bool(first.memory)
+        else:
+            if queue:
+                assert isinstance(first, QueuedStep)
                 first._firsts += 1
                 self._check_ready(client, first)
-                return
-            arrays = client._arrays[island]
-            coming = next(
-                (n for n in (*first.frees, *first.arguments) if n in first.sent and n not in arrays), None
-            )
-            if coming is not None and island not in self._lost:
-                client._awaited.setdefault((island, coming), []).append(first)
-                return
-            queue.popleft()
-            has_arguments = arrays.issuperset(first.arguments)
-            frees = tuple([number for number in first.frees if number in arrays])
-            arrays.difference_update(frees)
-            if first.is_call and island not in self._lost:
-                client._call_results.update((island, number) for number in first.results)
-                client._call_arguments.update((island, number) for number in first.arguments)
-            self._effects.append(DispatchRequest(first, frees, has_arguments))
+        # Last, for it may change the queue.
+        if has_added:
+            self._hold_all_back(client.memory.quota)
+        if has_freed:
+            self._settle_all(client.memory.quota)
+
+    def _may_start(self, client: ScheduledClient, item: OrderedRequest) -> bool:
+        """Returns whether an item that is first in its queue is dispatched now; one that waits is noted."""
+        if item.island in self._lost:
+            return True
+        if item.is_call and client.is_suspended:
+            client._stopped.add(item.island)
+            return False
+        needed = (*item.frees, *item.arguments)
+        coming = next((number for number in needed if self._comes(client, item, number)), None)
+        if coming is not None:
+            client._awaited.setdefault((item.island, coming), []).append(item)
+        return coming is None
+
+    def _dispatch_request(self, client: ScheduledClient, item: OrderedRequest) -> tuple[int, ...]:
+        """Dispatches a request; returns the arrays that it frees."""
+        island, arrays = item.island, client._arrays[item.island]
+        has_arguments = arrays.issuperset(item.arguments)
+        denied = None
+        if client._denied and not has_arguments:
+            keys = ((island, number) for number in item.arguments)
+            denied = next((client._denied[key] for key in keys if key in client._denied), None)
+        frees = self._free(client, island, item.frees)
+        if item.is_call and island not in self._lost:
+            client._call_results.update((island, number) for number in item.results)
+            client._call_arguments.update((island, number) for number in item.arguments)
+            for number, of_devices in zip(item.results, item.memory, strict=False):
+                client.memory.add(island, number, of_devices)
+        self._effects.append(DispatchRequest(item, frees, has_arguments, denied=denied))
+        return frees
+
+    @staticmethod
+    def _comes(client: ScheduledClient, item: OrderedRequest, array: int) -> bool:
+        """Returns whether an array that an item needs is one that its client still sends."""
+        key = item.island, array
+        return array in item.sent and array not in client._arrays[item.island] and key not in client._denied
+
+    def _free(self, client: ScheduledClient, island: int, arrays: Sequence[int]) -> tuple[int, ...]:
+        """Frees arrays of a client; returns those that exist."""
+        existing = client._arrays[island]
+        frees = tuple([number for number in arrays if number in existing])
+        existing.difference_update(frees)
+        client.memory.free(island, frees)
+        for number in arrays if client._denied else ():
+            client._denied.pop((island, number), None)
+        return frees
 
     def _check_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
         if step._missing or step._firsts < len(step.islands) or step._state != "waits":
@@ -261,10 +362,18 @@ class Scheduler:
             client._awaited.setdefault(key, []).append(step)
             step._missing = 1
             return
-        self._places.add_ready(client.service, step)
+        if client.is_suspended:
+            return
+        if step.memory and not client.memory.fits(step.memory):
+            client._short[step] = None
+            self._settle(client)
+            return
+        self._places.add_ready(client.service, step, self._now)
 
     def _is_blocked(self, client: ScheduledClient, step: QueuedStep) -> bool:
-        """Returns whether a new step waits for an earlier item of its client."""
+        """Returns whether a new step waits for an earlier item of its client, or as all its steps do."""
+        if client.is_suspended:
+            return True
         for n in step.islands:
             if client._queues[n]:
                 return True
@@ -274,14 +383,197 @@ class Scheduler:
     def _issue(self, step: QueuedStep, now: float) -> None:
         """Issues a step from the queues of its client, which get other first items."""
         client = self.clients[step.client]
-        self._places.take(client.service, step, now)
-        self._effects.append(IssueStep(step))
+        self._dispatch_step(client, step, now)
         for n in step.islands:
             client._queues[n].popleft()
-        for n in step.islands:
-            self._advance(client, n)
+        if step.memory and len(step.islands) > 1:
+            self._advance_all(client, step.islands)
+        else:
+            for n in step.islands:
+                self._advance(client, n)
+        self._hold_sharers_back(client, step)
+
+    def _advance_all(self, client: ScheduledClient, islands: Iterable[int]) -> None:
+        """Continues queues whose first items have changed, unless what follows from one continues another."""
+        firsts = {n: queue[0] for n in islands if (queue := client._queues[n])}
+        for n, first in firsts.items():
+            queue = client._queues[n]
+            if queue and queue[0] is first:
+                self._advance(client, n)
+
+    def _dispatch_step(self, client: ScheduledClient, step: QueuedStep, now: float) -> None:
+        self._places.take(client.service, step, now)
+        if step.memory:
+            client.memory.begin(step, step.memory, step.arguments, step.results, step.donates)
+            step._owner = client.memory
+            client._collecting = "no"
+        self._effects.append(IssueStep(step))
+
+    def _hold_sharers_back(self, client: ScheduledClient, step: QueuedStep) -> None:
+        """Takes back ready steps of clients that share a quota, of which a step that is issued has a part.
+
+        The steps of one client need no such check: ready ones share no island.
+        """
+        if step.memory and self.memory.is_shared(client.memory.quota):
+            self._hold_all_back(client.memory.quota)
+
+    # Memory.
+
+    def _offer_array(self, offer: ArrayOffered) -> None:
+        client = self.clients.get(offer.client)
+        if client is None or offer.island in self._lost:
+            self._effects.append(DenyArray(offer, None))
+            return
+        client._offer = offer
+        self._settle(client)
+
+    def _settle(self, client: ScheduledClient) -> None:
+        """Decides about the steps and the array of a client that did not fit its quota.
+
+        Those that fit go on. The others wait for steps of the client in flight; without any, the client frees
+        what it no longer refers to, and then they are refused.
+        """
+        memory = client.memory
+        offer = client._offer
+        if offer is not None and memory.quota.fits(offer.island, offer.memory):
+            client._offer = None
+            memory.add(offer.island, offer.array, offer.memory)
+            self._effects.append(AcceptArray(offer))
+            self._hold_all_back(memory.quota)
+            offer = None
+        for step in [*client._short]:
+            if step._state != "waits" or memory.fits(step.memory):
+                client._short.pop(step, None)
+                if step._state == "waits":
+                    self._check_ready(client, step)
+        if client.is_suspended:
+            return
+        stuck = [step for step in client._short if all(map(memory.is_idle, memory.short_of(step.memory)))]
+        is_denied = offer is not None and memory.is_idle(offer.island)
+        if not stuck and not is_denied:
+            return
+        if self._free_early(client):
+            self._settle(client)
+        elif client._collecting == "no":
+            client._collecting = "asked"
+            self._effects.append(CollectMemory(client.number))
+        elif client._collecting == "done":
+            client._collecting = "no"
+            if offer is not None and is_denied:
+                self._deny(client, offer)
+            for step in stuck:
+                if step in client._short:
+                    del client._short[step]
+                    self._refuse(client, {step}, self._why_short(client, step), is_over_quota=True)
+
+    def _settle_all(self, quota: Quota) -> None:
+        """Decides about what did not fit a quota, some of which is free now."""
+        for client in [*self.clients.values()]:
+            if client.memory.quota is quota and (client._short or client._offer is not None):
+                self._settle(client)
+
+    def _hold_all_back(self, quota: Quota) -> None:
+        """Takes back the ready steps that do not fit a quota any more."""
+        for client in [*self.clients.values()]:
+            if client.memory.quota is quota and self._hold_back(client):
+                self._settle(client)
+
+    def _hold_back(self, client: ScheduledClient) -> bool:
+        """Takes back the ready steps of a client that do not fit its quota; returns whether there are any."""
+        before = len(client._short)
+        for step in {queue[0]: None for queue in client._queues if queue}:
+            if not isinstance(step, QueuedStep) or step._state != "ready" or not step.memory:
+                continue
+            if not client.memory.fits(step.memory):
+                self._places.withdraw(step, "waits")
+                client._short[step] = None
+        return len(client._short) > before
+
+    def _free_early(self, client: ScheduledClient) -> bool:
+        """Frees arrays whose frees wait behind items that do not need them; returns whether there are any."""
+        is_any = False
+        for n, queue in enumerate(client._queues):
+            used: set[int] = set()
+            for item in queue:
+                if isinstance(item, QueuedStep):
+                    used.update(item.arguments[n], item.results[n])
+                else:
+                    used.update(item.arguments, item.results)
+                if isinstance(item, QueuedStep) or not item.frees:
+                    continue
+                existing = client._arrays[n]
+                early = [number for number in item.frees if number in existing and number not in used]
+                frees = self._free(client, n, early)
+                if frees:
+                    is_any = True
+                    item.frees = tuple(number for number in item.frees if number not in frees)
+                    self._effects.append(DispatchRequest(OrderedRequest(client.number, n), frees))
+        return is_any
+
+    def _deny(self, client: ScheduledClient, offer: ArrayOffered) -> None:
+        """Denies an array, and what needs it."""
+        key = offer.island, offer.array
+        made = max(count for _, count in offer.memory)
+        why = client._denied[key] = self._why_over(client, "an array that it sends", offer.island, made)
+        client._offer = None
+        self._effects.append(DenyArray(offer, why))
+        waiting = client._awaited.pop(key, [])
+        steps = {item for item in waiting if isinstance(item, QueuedStep)}
+        if steps:
+            self._refuse(client, steps, why, is_over_quota=True)
+        for item in waiting:
+            if isinstance(item, OrderedRequest):
+                self._advance(client, item.island)
+
+    def _why_short(self, client: ScheduledClient, step: QueuedStep) -> str:
+        island = client.memory.short_of(step.memory)[0]
+        made = max(count for _, count in step.memory[island].made)
+        return self._why_over(client, f"a step of program '{step.program}'", island, made)
+
+    def _why_over(self, client: ScheduledClient, what: str, island: int, made: int) -> str:
+        memory = client.memory
+        limit, held = memory.quota.limits[island], memory.held(island)
+        assert limit is not None
+        largest = ", ".join(map(size, memory.largest(island, 3))) or "-"
+        # The quota that clients share may be held by others.
+        shared = "" if self.memory.quota_of(client.name) is not None else " with others"
+        rows = [
+            ("client", "quota", "held", "made", "largest arrays"),
+            (client.name, size(limit) + shared, size(max(held.values(), default=0)), size(made), largest),
+        ]
+        return (
+            f"{what} exceeds the quota of client {client.name!r} on a device of island{island}: free arrays, "
+            f"or have the quota raised (pw-cluster set)\n{table(rows)}"
+        )
 
     # Ends of steps, calls, clients and islands.
+
+    def _add_client(self, joined: ClientJoined) -> None:
+        service = self._places.add_client(joined.client, joined.weight, joined.priority)
+        client = self.clients[joined.client] = ScheduledClient(
+            joined.client, joined.name, service, self.memory.join(joined.name), len(self._problems)
+        )
+        client.is_suspended = joined.is_suspended
+
+    def _change_client(self, changed: ClientChanged) -> None:
+        client = self.clients[changed.client]
+        if changed.quota is not None:
+            self.memory.change(client.name, changed.quota, client.memory)
+        self._places.change_client(client.number, changed.weight, changed.priority)
+        was_suspended, client.is_suspended = client.is_suspended, changed.is_suspended
+        for first in {queue[0]: None for queue in client._queues if queue}:
+            if isinstance(first, OrderedRequest):
+                continue
+            if changed.is_suspended and first._state == "ready":
+                self._places.withdraw(first, "waits")
+            elif was_suspended and not changed.is_suspended:
+                self._check_ready(client, first)
+        if not changed.is_suspended:
+            stopped, client._stopped = client._stopped, set()
+            for n in stopped:
+                self._advance(client, n)
+        self._hold_back(client)
+        self._settle_all(client.memory.quota)
 
     def _finish_step(self, done: IslandStepDone, now: float) -> None:
         step, n = done.step, done.island
@@ -289,6 +581,9 @@ class Scheduler:
         if n not in step._left:
             return
         self._places.finish(step, n, done.took, now)
+        if step._owner is not None:
+            step._owner.finish(step, n)
+            self._settle_all(step._owner.quota)
         client = self.clients.get(step.client)
         if client is None:
             return
@@ -344,10 +639,14 @@ class Scheduler:
 
     def _remove_client(self, client: ScheduledClient) -> None:
         self._places.remove_client(client.number)
+        client.memory.free_all()
+        self._settle_all(client.memory.quota)
+        if client._offer is not None:
+            self._effects.append(DenyArray(client._offer, None))
         for n, queue in enumerate(client._queues):
             for item in queue:
                 if isinstance(item, QueuedStep):
-                    item._state = "dropped"
+                    self._places.withdraw(item, "dropped")
                     client._arrays[n].difference_update(item.results[n])
                 else:
                     client._arrays[n].difference_update(item.results)
@@ -363,6 +662,12 @@ class Scheduler:
                 self._count_done(client, step)
         for client in self.clients.values():
             client._arrays[n].clear()
+            client.memory.lose_island(n)
+            client._stopped.discard(n)
+            client._denied = {key: why for key, why in client._denied.items() if key[0] != n}
+            if client._offer is not None and client._offer.island == n:
+                self._effects.append(DenyArray(client._offer, None))
+                client._offer = None
             self._refuse_all(client, n, lost.why)
             for keys in (client._awaited, client._call_arguments):
                 for key in [key for key in keys if key[0] == n]:
@@ -370,25 +675,35 @@ class Scheduler:
             client._call_results = {key for key in client._call_results if key[0] != n}
             # Only ordered requests are left, which wait for nothing there any more.
             self._advance(client, n)
+            self._settle(client)
 
     def _refuse_all(self, client: ScheduledClient, island: int, why: str) -> None:
         """Refuses the steps of a client on an island that accepts none, and the steps that depend on them."""
+        waiting = (item for queue in client._queues for item in queue if isinstance(item, QueuedStep))
+        self._refuse(client, {step for step in waiting if island in step.islands}, why)
+
+    def _refuse(
+        self, client: ScheduledClient, steps: set[QueuedStep], why: str, *, is_over_quota: bool = False
+    ) -> None:
+        """Refuses queued steps of a client, and the steps that depend on them."""
         refused: set[QueuedStep] = set()
         missing: set[tuple[int, int]] = set()
         waiting = {item for queue in client._queues for item in queue if isinstance(item, QueuedStep)}
         # In the order of submission: on whatever island, the step that returns an array comes first.
         for step in sorted(waiting, key=lambda step: step._order):
-            if island in step.islands or _reads_any(step, missing):
+            if step in steps or _reads_any(step, missing):
                 refused.add(step)
                 missing |= {(n, array) for n in step.islands for array in step.results[n]}
         for items in client._awaited.values():
             items[:] = [item for item in items if item not in refused]
         for step in sorted(refused, key=lambda step: step._order):
-            step._state = "dropped"
+            self._places.withdraw(step, "dropped")
             client.unfinished -= 1
-            self._effects.append(RefuseStep(step, why))
+            self._effects.append(RefuseStep(step, why, is_over_quota))
+            client._short.pop(step, None)
         for n, array in missing:
             client._arrays[n].discard(array)
+        changed: list[int] = []
         for n, queue in enumerate(client._queues):
             if any(item in refused for item in queue):
                 was = queue[0]
@@ -396,7 +711,8 @@ class Scheduler:
                 queue.clear()
                 queue.extend(kept)
                 if kept and kept[0] is not was:
-                    self._advance(client, n)
+                    changed.append(n)
+        self._advance_all(client, changed)
 
 
 def _blocking_array(client: ScheduledClient, step: QueuedStep) -> tuple[int, int] | None:

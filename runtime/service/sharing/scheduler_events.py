@@ -14,6 +14,7 @@ import msgspec
 
 from pathways.runtime.control.effects import Effect
 from pathways.runtime.control.records.step import Step
+from pathways.runtime.service.sharing.memory import ClientMemory, DeviceBytes, StepBytes
 
 FIRST_ESTIMATE = 1e-3
 """Estimated seconds of a step of a new program."""
@@ -21,6 +22,7 @@ FIRST_ESTIMATE = 1e-3
 
 _NOTHING: Mapping[int, Sequence[int]] = {}
 _NEVER: Mapping[int, int] = {}
+_UNLIMITED: Mapping[int, StepBytes] = {}
 
 
 class QueuedStep(Step):
@@ -38,6 +40,7 @@ class QueuedStep(Step):
       starts: for each of its islands, how often workers were started before its own.
       is_foreign: whether its program is one of an extension, whose clients run many programs a few times
         each: the first steps of one have the estimate of the client.
+      memory: the memory that it needs on those of its islands where memory is limited.
     """
 
     __slots__ = (
@@ -45,8 +48,11 @@ class QueuedStep(Step):
         "_firsts",
         "_keys",
         "_left",
+        "_level",
         "_missing",
         "_order",
+        "_owner",
+        "_ready_since",
         "_state",
         "_token",
         "arguments",
@@ -54,6 +60,7 @@ class QueuedStep(Step):
         "donates",
         "is_foreign",
         "islands",
+        "memory",
         "results",
         "sent",
         "starts",
@@ -74,9 +81,11 @@ class QueuedStep(Step):
         hosts: Iterable[int] = (),
         *,
         is_foreign: bool = False,
+        memory: Mapping[int, StepBytes] = _UNLIMITED,
     ) -> None:
         super().__init__(program, number, hosts, loaded, share=share)
         self.is_foreign = is_foreign
+        self.memory = memory
         self.client = client
         self.islands = tuple(arguments)
         self.arguments = arguments
@@ -94,6 +103,11 @@ class QueuedStep(Step):
         self._keys: Mapping[int, float] = {}
         self._order = 0
         self._token = 0
+        # Since when it is ready, and its priority when it was last sorted.
+        self._ready_since = 0.0
+        self._level = 0
+        # The memory of its client, once it is issued.
+        self._owner: ClientMemory | None = None
 
     def __repr__(self) -> str:
         return f"QueuedStep({self.client}, {self.number})"
@@ -104,12 +118,12 @@ class QueuedStep(Step):
         return self._state == "issued"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class OrderedRequest:
     """Request on an island that runs once all earlier steps and requests of its client are issued there.
 
     Attributes:
-      frees: the numbers of the arrays that it frees.
+      frees: the numbers of the arrays that it frees; fewer once some are freed earlier.
       arguments: the numbers of the arrays that it reads.
       results: the numbers of the arrays that it returns.
       sent: the numbers of its arrays that its client sends itself, and that it waits for.
@@ -117,6 +131,8 @@ class OrderedRequest:
         that reads its results, or that donates its arguments.
       number: the number of a call, see `Step`.
       hosts: the numbers of the hosts of a call.
+      memory: the bytes of each result of a call on the devices of its island; empty where memory is not
+        limited.
       what: context for the shell.
     """
 
@@ -130,6 +146,7 @@ class OrderedRequest:
     number: int = 0
     name: str = ""
     hosts: tuple[int, ...] = ()
+    memory: tuple[DeviceBytes, ...] = ()
     what: Any = dataclasses.field(default=None, repr=False)
 
 
@@ -137,10 +154,33 @@ class OrderedRequest:
 
 
 class ClientJoined(msgspec.Struct, frozen=True):
-    """Notice that a client has connected."""
+    """Notice that a client has connected.
+
+    Attributes:
+      name: the name by which it has a quota.
+      priority: its steps come before all steps of clients with a lower one.
+      is_suspended: whether nothing of it is dispatched, see `ClientChanged`.
+    """
 
     client: int
     weight: float = 1.0
+    name: str = ""
+    priority: int = 0
+    is_suspended: bool = False
+
+
+class ClientChanged(msgspec.Struct, frozen=True):
+    """Notice that a connected client has another weight, priority, or quota, or is suspended or resumed.
+
+    Attributes:
+      quota: the bytes that its arrays may have on each device; None if that does not change.
+    """
+
+    client: int
+    weight: float
+    priority: int
+    is_suspended: bool
+    quota: int | None = None
 
 
 class ClientLeft(msgspec.Struct, frozen=True):
@@ -166,6 +206,27 @@ class ArrayArrived(msgspec.Struct, frozen=True):
     island: int
     start: int
     array: int
+
+
+class ArrayOffered(msgspec.Struct, frozen=True):
+    """Notice that a client begins to send an array; the reply is `AcceptArray` or `DenyArray`.
+
+    Attributes:
+      start: as in `ArrayArrived`.
+      memory: its bytes on the devices of the island.
+    """
+
+    client: int
+    island: int
+    start: int
+    array: int
+    memory: DeviceBytes
+
+
+class MemoryCollected(msgspec.Struct, frozen=True):
+    """Reply of a client to `CollectMemory`: it has freed what it no longer refers to."""
+
+    client: int
 
 
 class CallFinished(msgspec.Struct, frozen=True):
@@ -213,7 +274,10 @@ SchedulerEvent = (
     ClientJoined
     | ClientLeft
     | WorkSubmitted
+    | ClientChanged
     | ArrayArrived
+    | ArrayOffered
+    | MemoryCollected
     | CallFinished
     | IslandStepDone
     | IslandLeaving
@@ -240,19 +304,45 @@ class DispatchRequest(Effect, msgspec.Struct, frozen=True):
       frees: the arrays to free that exist.
       has_arguments: whether all its arguments exist.
       why: the `Failure` that prevents a call; None if it is begun.
+      denied: why an argument was denied; None if none was.
     """
 
     item: OrderedRequest
     frees: tuple[int, ...]
     has_arguments: bool = True
     why: Any = None
+    denied: str | None = None
 
 
 class RefuseStep(Effect, msgspec.Struct, frozen=True):
-    """Refusal of a step, with the reason."""
+    """Refusal of a step, with the reason.
+
+    Attributes:
+      is_over_quota: whether it, or a step whose result it reads, exceeds the quota of its client.
+    """
 
     step: QueuedStep
     why: str
+    is_over_quota: bool = False
+
+
+class CollectMemory(Effect, msgspec.Struct, frozen=True):
+    """Request to a client that exceeds its quota to free what it no longer refers to."""
+
+    client: int
+
+
+class AcceptArray(Effect, msgspec.Struct, frozen=True):
+    """Permission to send an array to its island."""
+
+    offer: ArrayOffered
+
+
+class DenyArray(Effect, msgspec.Struct, frozen=True):
+    """Refusal of an array, with the reason; None if its island, or its client, has no use for it."""
+
+    offer: ArrayOffered
+    why: str | None
 
 
 class FreeClientArrays(Effect, msgspec.Struct, frozen=True):
@@ -270,4 +360,13 @@ class DisconnectClient(Effect, msgspec.Struct, frozen=True):
     why: str
 
 
-SchedulerEffect = IssueStep | DispatchRequest | RefuseStep | FreeClientArrays | DisconnectClient
+SchedulerEffect = (
+    IssueStep
+    | DispatchRequest
+    | RefuseStep
+    | CollectMemory
+    | AcceptArray
+    | DenyArray
+    | FreeClientArrays
+    | DisconnectClient
+)
