@@ -68,7 +68,7 @@ def read_seeds(folder: Path) -> tuple[Parts, ...]:
     return tuple(dataclasses.replace(p, manifest={**p.manifest, "digests": "right"}) for p in parts)
 
 
-def made_apart(seconds: float, memory: int) -> tuple[Parts, ...]:
+def seeds_of_child(seconds: float, memory: int) -> tuple[Parts, ...]:
     """Returns the bundles, made in a child: a process that has started JAX must not fork.
 
     Args:

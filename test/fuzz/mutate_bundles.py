@@ -25,7 +25,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from bundle_mutations import mutated, texts
-from bundle_seeds import DEVICES, Parts, made_apart
+from bundle_seeds import DEVICES, Parts, seeds_of_child
 from corpus import ROOT, Corpus
 from flags import parser_of
 from forked import Ending, run_all
@@ -65,7 +65,7 @@ def fuzz(
 ) -> tuple[collections.Counter[tuple[str, str]], int]:
     """Runs random cases; returns the count of each ending, and the number of failures."""
     kinds: collections.Counter[tuple[str, str]] = collections.Counter()
-    seeds = made_apart(10 * SECONDS, MEMORY)
+    seeds = seeds_of_child(10 * SECONDS, MEMORY)
     corpus = texts(seeds)
     tasks = ((number, functools.partial(_task, number, seed, seeds, corpus)) for number in numbers)
     began = time.monotonic()

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bundle_mutations import mutated, texts
-from bundle_seeds import DEVICES, Parts, made_apart
+from bundle_seeds import DEVICES, Parts, seeds_of_child
 from corpus import Corpus
 from flags import parser_of
 from forked import run_all
@@ -38,7 +38,7 @@ BUNDLE = "mutated.pwb"
 def main() -> int:
     """Runs the harness; returns its exit code."""
     options = parser_of(__doc__, "carriers", 200).parse_args()
-    seeds = made_apart(10 * SECONDS, MEMORY)
+    seeds = seeds_of_child(10 * SECONDS, MEMORY)
     corpus = texts(seeds)
     numbers = range(options.first, options.first + options.count)
     tasks = ((number, functools.partial(_make, number, options.seed, seeds, corpus)) for number in numbers)

@@ -112,7 +112,7 @@ def _run_programs(names: Sequence[str]) -> None:
 
 
 def _requests_of_pathways() -> Any:
-    """Runs a program on two slices, and asks for its text, a trace and the status of the server."""
+    """Runs a program on two slices, and requests its text, a trace and the status of the server."""
     import jax
     import numpy as np
 

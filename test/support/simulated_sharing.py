@@ -97,7 +97,7 @@ class SimulatedMemory:
         self._families: dict[int, set[int]] = {}
         # For each island and array: the client, and the arrays whose memory it has.
         self.arrays: dict[tuple[int, int], tuple[int, frozenset[int]]] = {}
-        self.made: dict[tuple[int, QueuedStep], DeviceBytes] = {}
+        self.allocated: dict[tuple[int, QueuedStep], DeviceBytes] = {}
         # Steps in flight that keep arrays which are freed.
         self.kept: dict[tuple[int, int], set[QueuedStep]] = {}
         self.left: set[int] = set()
@@ -158,7 +158,7 @@ class SimulatedMemory:
     def begin(self, step: QueuedStep) -> None:
         """Notes the memory of a step that is issued."""
         for n, need in step.memory.items():
-            self.made[n, step] = need.made
+            self.allocated[n, step] = need.allocated
 
     def add(self, offer: ArrayOffered) -> None:
         """Notes the memory of an array that may be sent."""
@@ -169,17 +169,17 @@ class SimulatedMemory:
         need = step.memory.get(island)
         if need is None:
             return
-        del self.made[island, step]
+        del self.allocated[island, step]
         read = [self.arrays.get((island, array)) for array in step.arguments[island]]
         for array in step.results[island]:
             views = frozenset().union(*(known[1] for known in read if known is not None))
             self.arrays[island, array] = step.client, views if need.is_view else frozenset([array])
         for array in step.donates.get(island, ()):
             # Views of a donated array are deleted with it.
-            _, gone = self.arrays.pop((island, array), (0, frozenset()))
+            _, deleted = self.arrays.pop((island, array), (0, frozenset()))
             for key, (client, own) in [*self.arrays.items()]:
-                if key[0] == island and not own.isdisjoint(gone):
-                    self.arrays[key] = client, own - gone
+                if key[0] == island and not own.isdisjoint(deleted):
+                    self.arrays[key] = client, own - deleted
         for key, steps in [*self.kept.items()]:
             if key[0] == island:
                 steps.discard(step)
@@ -206,7 +206,7 @@ class SimulatedMemory:
 
     def lose(self, island: int) -> None:
         """Forgets an island."""
-        for table in (self.arrays, self.made, self.kept):
+        for table in (self.arrays, self.allocated, self.kept):
             for key in [key for key in table if key[0] == island]:
                 del table[key]
 
@@ -216,9 +216,9 @@ class SimulatedMemory:
             if not self.is_limited[n]:
                 continue
             held: collections.Counter[tuple[str, int]] = collections.Counter()
-            for (island, step), made in self.made.items():
+            for (island, step), allocated in self.allocated.items():
                 if island == n:
-                    held.update({(self._owner(step.client), device): count for device, count in made})
+                    held.update({(self._owner(step.client), device): count for device, count in allocated})
             owners = {
                 array: client
                 for (island, _), (client, own) in self.arrays.items()
@@ -449,8 +449,8 @@ class SimulatedSharing:
         if self.memory is not None:
             # No step reads a donated array again, or a view of it: a result may have its memory.
             for n, own in donates.items():
-                gone = {each for array in own for each in self.memory.family(array)}
-                client.held[n] = [array for array in client.held[n] if array not in gone]
+                deleted = {each for array in own for each in self.memory.family(array)}
+                client.held[n] = [array for array in client.held[n] if array not in deleted]
         # Those of some sessions run a few times each, as those of eager JAX.
         is_foreign = self.has_foreign and client.number % 3 == 2
         loaded = program + len(SECONDS) * self.chance.randint(0, 50) if is_foreign else program

@@ -24,13 +24,13 @@ class StepBytes(NamedTuple):
     """Memory that a step needs on an island.
 
     Attributes:
-      made: the bytes of new arrays: of its results, without donated arguments whose memory they reuse.
+      allocated: the bytes of new arrays: of its results, without donated arguments whose memory they reuse.
       temporaries: the bytes that it needs beside its arguments and results while it runs.
       results: the bytes of each result.
       is_view: whether its results share the memory of its arguments.
     """
 
-    made: DeviceBytes
+    allocated: DeviceBytes
     temporaries: DeviceBytes
     results: tuple[DeviceBytes, ...]
     is_view: bool = False
@@ -105,14 +105,14 @@ class _StepInFlight:
 
     Attributes:
       key: the step.
-      made: what it was charged for at its dispatch.
+      allocated: what it was charged for at its dispatch.
       new: the buffers that it fills.
       consumed: the arrays that it consumes.
       freed: the arrays that are free once it is done.
     """
 
     key: object
-    made: DeviceBytes
+    allocated: DeviceBytes
     new: Sequence[_Buffer]
     consumed: Sequence[int]
     freed: list[int]
@@ -137,13 +137,13 @@ class ClientMemory:
         fits = self.quota.fits
         # A loop, where a generator for each step would be another call.
         for island, need in needs.items():  # noqa: SIM110
-            if not fits(island, need.made):
+            if not fits(island, need.allocated):
                 return False
         return True
 
     def short_of(self, needs: Mapping[int, StepBytes]) -> list[int]:
         """Returns the islands on which what a step makes does not fit the quota."""
-        return [island for island, need in needs.items() if not self.quota.fits(island, need.made)]
+        return [island for island, need in needs.items() if not self.quota.fits(island, need.allocated)]
 
     def is_idle(self, island: int) -> bool:
         """Returns whether no step of the client is in flight on an island, which could free memory there."""
@@ -159,7 +159,7 @@ class ClientMemory:
     ) -> None:
         """Charges a dispatched step for what it makes."""
         for island, need in needs.items():
-            self.quota.add(island, need.made)
+            self.quota.add(island, need.allocated)
             arrays = self._arrays[island]
             new: list[_Buffer] = []
             if need.is_view:
@@ -172,7 +172,7 @@ class ClientMemory:
                 new = [_Buffer(of_devices) for of_devices in need.results]
                 arrays.update(zip(results[island], ((buffer,) for buffer in new), strict=True))
             consumed = donates.get(island, ())
-            self._in_flight[island].append(_StepInFlight(step, need.made, new, consumed, []))
+            self._in_flight[island].append(_StepInFlight(step, need.allocated, new, consumed, []))
 
     def finish(self, step: object, island: int) -> None:
         """Frees what a step that is done on an island has consumed, and what was to be free after it."""
@@ -183,7 +183,7 @@ class ClientMemory:
             return
         found.is_done = True
         quota = self.quota
-        quota.add(island, found.made, -1)
+        quota.add(island, found.allocated, -1)
         for buffer in found.new:
             if buffer.users:
                 buffer.is_charged = True
@@ -233,8 +233,8 @@ class ClientMemory:
     def held(self, island: int) -> dict[int, int]:
         """Returns the bytes that it holds on each device of an island, with those that its steps make."""
         total: collections.Counter[int] = collections.Counter()
-        made = [step.made for step in self._in_flight[island] if not step.is_done]
-        for of_devices in [*made, *self._charged(island)]:
+        allocated = [step.allocated for step in self._in_flight[island] if not step.is_done]
+        for of_devices in [*allocated, *self._charged(island)]:
             for device, count in of_devices:
                 total[device] += count
         return dict(total)

@@ -27,7 +27,7 @@ same time, up to a round trip: until its last island is free it blocks the other
 The steps of a client with a higher priority come before all others; a waiting one rises, see `Places.age`.
 
 A step is ready only when the arrays that it makes fit the quota of its client. Where they do not, and no step
-of the client in flight could free memory there, the client is asked to free what it no longer refers to, and
+of the client in flight could free memory there, the client is requested to free what it no longer refers to, and
 then the step is refused, see `memory.py`. A ready step waits for its temporaries to fit the pool of its
 islands as it waits for places.
 
@@ -114,7 +114,7 @@ class ScheduledClient:
         self._denied: dict[tuple[int, int], str] = {}
         # The islands on which a call waits until it is resumed.
         self._stopped: set[int] = set()
-        # Whether it was asked to free what it no longer refers to, and has.
+        # Whether it was requested to free what it no longer refers to, and has.
         self._collecting: Literal["no", "asked", "done"] = "no"
 
     @property
@@ -410,7 +410,7 @@ class Scheduler:
         self._effects.append(IssueStep(step))
 
     def _hold_sharers_back(self, client: ScheduledClient, step: QueuedStep) -> None:
-        """Takes back ready steps of clients that share a quota, of which a step that is issued has a part.
+        """Takes back ready steps of clients that share a quota after an issued step has used a part of it.
 
         The steps of one client need no such check: ready ones share no island.
         """
@@ -467,7 +467,7 @@ class Scheduler:
                     self._refuse(client, {step}, self._why_short(client, step), is_over_quota=True)
 
     def _settle_all(self, quota: Quota) -> None:
-        """Decides about what did not fit a quota, some of which is free now."""
+        """Decides about steps and arrays that did not fit a quota, after memory was freed."""
         for client in [*self.clients.values()]:
             if client.memory.quota is quota and (client._short or client._offer is not None):
                 self._settle(client)
@@ -513,8 +513,8 @@ class Scheduler:
     def _deny(self, client: ScheduledClient, offer: ArrayOffered) -> None:
         """Denies an array, and what needs it."""
         key = offer.island, offer.array
-        made = max(count for _, count in offer.memory)
-        why = client._denied[key] = self._why_over(client, "an array that it sends", offer.island, made)
+        count = max(count for _, count in offer.memory)
+        why = client._denied[key] = self._why_over(client, "an array that it sends", offer.island, count)
         client._offer = None
         self._effects.append(DenyArray(offer, why))
         waiting = client._awaited.pop(key, [])
@@ -527,10 +527,10 @@ class Scheduler:
 
     def _why_short(self, client: ScheduledClient, step: QueuedStep) -> str:
         island = client.memory.short_of(step.memory)[0]
-        made = max(count for _, count in step.memory[island].made)
-        return self._why_over(client, f"a step of program '{step.program}'", island, made)
+        count = max(count for _, count in step.memory[island].allocated)
+        return self._why_over(client, f"a step of program '{step.program}'", island, count)
 
-    def _why_over(self, client: ScheduledClient, what: str, island: int, made: int) -> str:
+    def _why_over(self, client: ScheduledClient, what: str, island: int, count: int) -> str:
         memory = client.memory
         limit, held = memory.quota.limits[island], memory.held(island)
         assert limit is not None
@@ -539,7 +539,7 @@ class Scheduler:
         shared = "" if self.memory.quota_of(client.name) is not None else " with others"
         rows = [
             ("client", "quota", "held", "made", "largest arrays"),
-            (client.name, size(limit) + shared, size(max(held.values(), default=0)), size(made), largest),
+            (client.name, size(limit) + shared, size(max(held.values(), default=0)), size(count), largest),
         ]
         return (
             f"{what} exceeds the quota of client {client.name!r} on a device of island{island}: free arrays, "

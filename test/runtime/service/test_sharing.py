@@ -31,7 +31,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
 )
 
 SEEDS = examples(200)
-FOUND = 50
+FOUND = 80
 """Seeds within which each planted fault is found."""
 
 
