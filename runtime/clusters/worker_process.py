@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from typing import Any
@@ -108,6 +109,7 @@ def main() -> int:
             tuple(device.memory for device in own),
             peers.address,
             probes.address,
+            socket.gethostname(),
         )
     )
 

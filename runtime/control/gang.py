@@ -221,6 +221,12 @@ class GangView(abc.ABC):
     def is_dead(self) -> bool:
         """Returns whether it is lost, and not replaced."""
 
+    def state_name(self) -> str:
+        """Returns its state for users: `running`, `leaving`, `restarting`, or `lost` for good."""
+        if self.failure is not None:
+            return "lost" if self.is_dead() else "restarting"
+        return "running" if self.leaving is None else "leaving"
+
     def check(self) -> None:
         """Checks that the gang, and with it its arrays, are not lost.
 

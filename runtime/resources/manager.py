@@ -14,6 +14,7 @@ from typing import Protocol
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.cluster import CPU_REMEDY, Cluster, Device, DeviceIsland
+from pathways.runtime.resources.tables import ranges
 
 
 class ResourceError(PathwaysError, RuntimeError):
@@ -295,7 +296,7 @@ class ResourceManager[S: RequestedSlice]:
             alternative = "" if is_same_set else ", or create both from one device set before either is used"
             raise ResourceError(
                 f"program {program}: its slices {left.spec.name} and {right.spec.name} share devices "
-                f"{_ranges(shared)}, to which programs {a.program} and {b.program} bound one each; "
+                f"{ranges(shared)}, to which programs {a.program} and {b.program} bound one each; "
                 f"release one of them with pathways.release, and this program binds it to others{alternative}"
             )
 
@@ -313,7 +314,7 @@ class ResourceManager[S: RequestedSlice]:
         ]
         if needed <= devices:
             lines += [
-                f"  {slice.spec.name} has devices {_ranges(binding.positions)} "
+                f"  {slice.spec.name} has devices {ranges(binding.positions)} "
                 f"since program {binding.program}; pathways.release(slice) releases them"
                 for slice, binding in held.items()
             ]
@@ -392,13 +393,3 @@ def _need(slice: RequestedSlice) -> str:
 
 def _room(island: DeviceIsland) -> str:
     return f"{island.name}: {len(island.devices)}"
-
-
-def _ranges(positions: Sequence[int]) -> str:
-    """Returns positions as text: 0-3, 6."""
-    texts = []
-    # Consecutive positions all differ from their index by the same number.
-    for _, group in itertools.groupby(enumerate(sorted(positions)), key=lambda pair: pair[1] - pair[0]):
-        run = [position for _, position in group]
-        texts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ", ".join(texts)

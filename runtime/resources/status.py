@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pathways.runtime.resources.tables import duration, html_table, size, table
+from pathways.runtime.resources.tables import age, duration, html_table, ranges, size, table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,12 +232,18 @@ class SharedHostStatus:
       pid: its process.
       arrays: the number of arrays of all clients that it holds; None if it did not report.
       bytes: the bytes of these arrays, all shards together; None if it did not report.
+      machine: the name of its machine.
+      address: the address at which other hosts reach it.
+      since: the time when it was ready, in seconds since the epoch.
     """
 
     host: int
     pid: int
     arrays: int | None
     bytes: int | None
+    machine: str = ""
+    address: str = ""
+    since: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,12 +251,22 @@ class IslandStatus:
     """Status of an island of a service.
 
     Attributes:
-      state: `running`, or the reason why it is not.
+      state: `running`; `leaving` after SIGTERM; `restarting` until its lost workers are replaced; `lost` if
+        they will not be.
+      devices: the number of its devices.
+      free_memory: the bytes of memory of a device that no array occupies, on the host with the least, where
+        each device has an equal share of the bytes of its host; None if unknown.
+      losses: the number of times that its workers were lost, or left.
+      problem: the reason why it accepts nothing new; None while it does.
     """
 
     name: str
     state: str
     hosts: tuple[SharedHostStatus, ...]
+    devices: int = 0
+    free_memory: int | None = None
+    losses: int = 0
+    problem: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +280,13 @@ class ClientStatus:
       device_seconds: the total time that it has used islands.
       arrays: the number of arrays that it owns.
       bytes: the bytes of these arrays, all shards together.
+      user: the name of its user, as the client reports it; None until it does.
+      machine: the name of its machine, as the client reports it; None until it does.
+      process: its process id there, as the client reports it; None until it does.
+      address: the address from which it is connected; `this machine` for the socket in the cluster's folder.
+      since: the time when it was admitted, in seconds since the epoch.
+      islands: the names of the islands of its slices.
+      slices: its slices that have devices.
     """
 
     name: str
@@ -273,6 +296,13 @@ class ClientStatus:
     device_seconds: float
     arrays: int
     bytes: int
+    user: str | None = None
+    machine: str | None = None
+    process: int | None = None
+    address: str = ""
+    since: float = 0.0
+    islands: tuple[str, ...] = ()
+    slices: tuple[SliceStatus, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,22 +312,38 @@ class ServiceStatus:
     Attributes:
       pid: its process.
       spares: the spare workers; None if there are to be none.
+      since: the time when it was ready, in seconds since the epoch.
+      time: the time of this status by the clock of the service, in seconds since the epoch.
     """
 
     pid: int
     islands: tuple[IslandStatus, ...]
     clients: tuple[ClientStatus, ...]
     spares: SpareStatus | None = None
+    since: float = 0.0
+    time: float = 0.0
 
-    def __str__(self) -> str:
+    def _tables(self) -> dict[str, list[tuple[str, ...]]]:
         islands = [
             (
                 island.name,
+                island.state,
+                str(island.devices),
+                "-" if island.free_memory is None else size(island.free_memory),
+                str(island.losses),
+            )
+            for island in self.islands
+        ]
+        hosts = [
+            (
                 str(host.host),
+                island.name,
+                host.machine or "-",
+                host.address or "-",
                 str(host.pid),
+                self._age(host.since),
                 "?" if host.arrays is None else str(host.arrays),
                 "?" if host.bytes is None else size(host.bytes),
-                island.state,
             )
             for island in self.islands
             for host in island.hosts
@@ -311,19 +357,47 @@ class ServiceStatus:
                 duration(client.device_seconds, "s"),
                 str(client.arrays),
                 size(client.bytes),
+                self._age(client.since),
+                "-" if client.process is None else f"{client.user}@{client.machine}, {client.process}",
             )
             for client in self.clients
         ]
-        shown = [
-            f"service: process {self.pid}",
-            "islands",
-            table([("island", "host", "process", "arrays", "bytes", "state"), *islands]),
-            *([] if self.spares is None else [str(self.spares)]),
+        slices = [
+            (client.name, slice.name, slice.island, ranges(slice.devices))
+            for client in self.clients
+            for slice in client.slices
         ]
-        if not clients:
-            return "\n".join([*shown, "no clients"])
-        heads = ("client", "weight", "steps done", "queued", "device time", "arrays", "bytes")
-        return "\n".join([*shown, "clients", table([heads, *clients])])
+        shown: dict[str, list[tuple[str, ...]]] = {
+            "islands": [("island", "state", "devices", "free memory", "losses"), *islands],
+            "hosts": [
+                ("host", "island", "machine", "address", "process", "since", "arrays", "bytes"),
+                *hosts,
+            ],
+            # The longest cells come last.
+            "clients": [
+                (
+                    *("client", "weight", "steps done", "queued", "device time", "arrays", "bytes", "since"),
+                    "from",
+                ),
+                *clients,
+            ],
+            "slices": [("client", "slice", "island", "devices"), *slices],
+        }
+        return {name: rows for name, rows in shown.items() if len(rows) > 1}
+
+    def __str__(self) -> str:
+        lines = [
+            f"service: process {self.pid}, for {self._age(self.since)}",
+            *(f"{name}\n{table(rows)}" for name, rows in self._tables().items()),
+            *(f"{island.name}: {island.problem}" for island in self.islands if island.problem is not None),
+            *([] if self.spares is None else [str(self.spares)]),
+            *([] if self.clients else ["no clients"]),
+        ]
+        return "\n".join(lines)
+
+    def _age(self, since: float) -> str:
+        """Returns the time between an event and this status, as text."""
+        return age(self.time - since)
 
 
 def _counted(names: Sequence[str]) -> str:

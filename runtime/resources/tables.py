@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from html import escape
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_AGES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 _SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
@@ -28,6 +30,23 @@ def duration(time: float, unit: str) -> str:
 def duration_with_unit(time: float, unit: str) -> str:
     """Returns a time with its unit: `1.5 ms`, `3 units`, `2.5e+06 FLOPs`."""
     return duration(time, unit) + {"s": "", "flops": " FLOPs"}.get(unit, " units")
+
+
+def age(seconds: float) -> str:
+    """Returns the time since an event in its largest unit, rounded down: `12 s`, `5 min`, `3 h`, `2 d`."""
+    name, size = next((unit for unit in _AGES if seconds >= unit[1]), _AGES[-1])
+    # Below zero after the clock was set back.
+    return f"{max(0, seconds) // size:.0f} {name}"
+
+
+def ranges(positions: Sequence[int]) -> str:
+    """Returns positions as text: `0-3, 6`."""
+    texts = []
+    # Consecutive positions all differ from their index by the same number.
+    for _, group in itertools.groupby(enumerate(sorted(positions)), key=lambda pair: pair[1] - pair[0]):
+        run = [position for _, position in group]
+        texts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(texts)
 
 
 def percent(fraction: float) -> str:

@@ -9,7 +9,13 @@ from pathways.runtime.hosts.protocol.messages import MessageError
 from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.cluster import SERVICE_REMEDY, Cluster
 from pathways.runtime.resources.manager import ResourceError, ResourceManager
-from pathways.runtime.service.protocol.service_messages import DevicesBound, RequestDevices, SliceRequest
+from pathways.runtime.resources.status import SliceStatus
+from pathways.runtime.service.protocol.service_messages import (
+    DevicesBound,
+    RequestDevices,
+    SliceRequest,
+    printable,
+)
 from pathways.runtime.service.served_client import ServedClient
 
 MAX_SLICES = 512
@@ -80,6 +86,20 @@ class BoundSlices:
         with self._lock:
             self._slices = {key: slice for key, slice in self._slices.items() if key[0] is not client}
             self._sets = {key: known for key, known in self._sets.items() if key[0] is not client}
+
+    def statuses(self) -> dict[ServedClient, tuple[SliceStatus, ...]]:
+        """Returns the status of the slices of each client that has some, in the order of their numbers."""
+        statuses: dict[ServedClient, tuple[SliceStatus, ...]] = {}
+        with self._lock:
+            bound = self._manager.holders()
+            for client, number in sorted(self._slices, key=lambda key: (key[0].number, key[1])):
+                slice = self._slices[client, number]
+                binding = bound[slice]
+                status = SliceStatus(
+                    printable(slice.spec.name), binding.island, binding.positions, printable(binding.program)
+                )
+                statuses[client] = (*statuses.get(client, ()), status)
+        return statuses
 
     def _slice(self, client: ServedClient, request: SliceRequest) -> ServedSlice:
         if (known := self._slices.get((client, request.number))) is not None:

@@ -38,6 +38,7 @@ from pathways.runtime.hosts.protocol.messages import (
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.splitting.splitter import ProgramSplitter
+from pathways.runtime.resources.status import SliceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.bound_slices import BoundSlices
 from pathways.runtime.service.protocol.service_messages import (
@@ -91,6 +92,10 @@ class ControlRequestHandler:
     def close(self) -> None:
         """Ends the process that splits programs."""
         self._splitter.close()
+
+    def slices(self) -> dict[ServedClient, tuple[SliceStatus, ...]]:
+        """Returns the status of the slices of each client that has some."""
+        return self._slices.statuses()
 
     def remove_client(self, client: ServedClient) -> None:
         """Releases the slices of a disconnected client, and cancels its requests."""

@@ -8,7 +8,7 @@ from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.protocol.messages import Message
-from pathways.runtime.resources.status import ClientStatus, IslandStatus, SharedHostStatus
+from pathways.runtime.resources.status import ClientStatus, IslandStatus, SharedHostStatus, SliceStatus
 from pathways.runtime.service.protocol.service_messages import (
     IslandFacts,
     IslandLeavingNotice,
@@ -17,6 +17,7 @@ from pathways.runtime.service.protocol.service_messages import (
     RemoteError,
     WorkerFacts,
 )
+from pathways.runtime.service.served_client import ServedClient
 from pathways.runtime.service.sharing.scheduler import ScheduledClient
 
 
@@ -48,31 +49,69 @@ def changes_since(gang: HostGang, start: int) -> Iterator[Message]:
 
 def island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandStatus:
     """Returns the status of an island, with the reports of its hosts."""
-    problem = gang.life.problem
+    life = gang.life
     return IslandStatus(
         gang.name if gang.slices == 1 else f"{gang.name} ({gang.slices} joined)",
-        "running" if problem is None else problem.text,
+        life.state_name(),
         tuple(
             SharedHostStatus(
                 host.index,
                 host.process.pid,
                 None if report is None else report.arrays,
                 None if report is None else report.bytes,
+                host.ready.machine,
+                host.ready.data_address.rpartition(":")[0],
+                host.since,
             )
             for host in gang.hosts
             for report in [reports.get(host.index)]
         ),
+        sum(len(host.ready.devices) for host in gang.hosts),
+        free_memory(gang, reports),
+        life.key.start + gang.is_lost(),
+        None if life.problem is None else life.problem.text,
     )
 
 
+def free_memory(gang: HostGang, reports: Mapping[int, HostReport]) -> int | None:
+    """Returns the bytes of memory of a device that no array occupies; see `IslandStatus`."""
+    free = []
+    for host in gang.hosts:
+        report, memory = reports.get(host.index), host.ready.memory
+        if report is None:
+            return None
+        for total in memory:
+            if total is None:
+                return None
+            free.append(max(0, total - report.bytes // len(memory)))
+    return min(free, default=None)
+
+
 def client_status(
-    name: str, client: ScheduledClient, gangs: Sequence[HostGang], reports: Mapping[int, HostReport]
+    client: ServedClient,
+    scheduled: ScheduledClient,
+    slices: tuple[SliceStatus, ...],
+    gangs: Sequence[HostGang],
+    reports: Mapping[int, HostReport],
 ) -> ClientStatus:
-    """Returns the status of a client, with the reports of all hosts."""
-    service = client.service
+    """Returns the status of a client, with its slices and the reports of all hosts."""
+    service, origin = scheduled.service, client.origin
     arrays, size = array_totals(client.number, gangs, reports)
     return ClientStatus(
-        name, service.weight, client.steps_done, client.queued, service.device_seconds, arrays, size
+        client.name,
+        service.weight,
+        scheduled.steps_done,
+        scheduled.queued,
+        service.device_seconds,
+        arrays,
+        size,
+        None if origin is None else origin.user,
+        None if origin is None else origin.machine,
+        None if origin is None else origin.process,
+        client.connections["watch"].peer,
+        client.since,
+        tuple(sorted({slice.island for slice in slices})),
+        slices,
     )
 
 

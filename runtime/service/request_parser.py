@@ -9,6 +9,7 @@ from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.protocol.messages import Failed, Fetch, MessageError, StartTrace, StopTrace
 from pathways.runtime.service.protocol.service_messages import (
+    ClientOrigin,
     ForHost,
     FromHost,
     ReleaseArrays,
@@ -45,6 +46,9 @@ class RequestParser:
           MessageError: the message is invalid.
         """
         match message:
+            case ClientOrigin():
+                client.origin = message
+                return []
             case Submit():
                 return self._step(client, message)
             case SubmitCall():

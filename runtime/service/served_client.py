@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.messages import Call, ForeignFacts, StartTrace, StopTrace
 from pathways.runtime.hosts.protocol.wire import Connection
-from pathways.runtime.service.protocol.service_messages import FromHost, ProgramLoaded
+from pathways.runtime.service.protocol.service_messages import ClientOrigin, FromHost, ProgramLoaded
 from pathways.runtime.service.relaying.array_sender import ArraySender, RelayedFetch, Sender
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep
 
@@ -161,6 +162,8 @@ class ServedClient:
       loading: the number of programs that are being compiled for it.
       fetches: its fetches in flight, by the numbers of the requests to workers.
       is_joined: whether it has opened all its connections.
+      since: the time when it was admitted, in seconds since the epoch.
+      origin: its user, machine and process; None until it has sent them.
       disconnected: event that is set when it has disconnected.
     """
 
@@ -181,6 +184,8 @@ class ServedClient:
         self.loading = 0
         self.fetches: dict[int, RelayedFetch] = {}
         self.is_joined = False
+        self.since = time.time()
+        self.origin: ClientOrigin | None = None
         self.disconnected = threading.Event()
 
     def __str__(self) -> str:

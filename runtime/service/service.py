@@ -142,6 +142,7 @@ class Service:
         self._calls = RelayedCalls(self._send, self._listener.lose, self._events.append)
         self._reports = StepReports(core, self._pool, self._send, self._events.append)
         self._request_parser = RequestParser(self._pool)
+        self._since = time.time()
         self._measured = 0.0
         self._admission = Admission(
             settings,
@@ -193,12 +194,14 @@ class Service:
         reports: dict[int, HostReport] = {host: received[-1] for host, received in request.answers.items()}
         clients: list[ClientStatus] = []
         collected = threading.Event()
+        slices = self._control_requests.slices()
 
         # In the dispatch thread, which alone adds clients to the scheduler and removes them.
         def collect() -> None:
             for known in self._scheduler.clients.values():
-                name = self._admission.clients[known.number].name
-                clients.append(client_status(name, known, self._pool.gangs, reports))
+                client = self._admission.clients[known.number]
+                own = slices.get(client, ())
+                clients.append(client_status(client, known, own, self._pool.gangs, reports))
             collected.set()
 
         self._loop.post(collect)
@@ -208,6 +211,8 @@ class Service:
             tuple(island_status(gang, reports) for gang in [*self._pool.gangs]),
             tuple(clients),
             self._workers.spares(),
+            self._since,
+            time.time(),
         )
 
     # The dispatch thread.
@@ -245,9 +250,8 @@ class Service:
     def _measure_round_trips(self) -> None:
         """Passes the scheduler the round trips to islands."""
         for gang in self._pool.gangs:
-            trips = [trip for host in gang.hosts if (trip := host.round_trip.seconds) is not None]
-            if trips:
-                self._events.append(RoundTripMeasured(gang.number, max(trips)))
+            if (trip := gang.round_trip) is not None:
+                self._events.append(RoundTripMeasured(gang.number, trip))
 
     def _schedule(self, *events: SchedulerEvent) -> None:
         """Passes events to the scheduler, and carries out the effects."""

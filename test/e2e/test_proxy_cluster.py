@@ -75,7 +75,7 @@ class Tool:
         deadline = time.monotonic() + 30
         while True:
             status = self("status", "lab").stdout
-            if "no clients" in status and status.count(" 0 B ") == islands:
+            if "no clients" in status and status.count(" 0 B\n") == islands:
                 return
             assert time.monotonic() < deadline, status
             time.sleep(0.1)
@@ -167,9 +167,14 @@ print("ready", flush=True)
 
 
 def test_the_status_has_a_program_as_a_client(cluster: Tool) -> None:
-    with cluster.ready("ann", HOLDING + "input()") as process:
+    """The process is that of the program, not of the front; each island is a slice of all its devices."""
+    with cluster.ready("ann", HOLDING + "print(os.getpid(), flush=True); input()") as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
         (client,) = json.loads(cluster("status", "lab", "--json").stdout)["clients"]
         assert (client["name"], client["bytes"] >= 4 << 20, client["steps_done"] >= 1) == ("ann", True, True)
+        assert (client["process"], client["address"]) == (number, "this machine")
+        assert [slice["devices"] for slice in client["slices"]] == [[0, 1, 2, 3], [4, 5]]
         refused = cluster("run", "lab", "--client", "ann", "--", "true")
         assert refused.returncode == 1
         assert refused.stderr.startswith("pw-cluster: error: ")

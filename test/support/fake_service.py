@@ -35,7 +35,8 @@ class FakeService:
             time.sleep(60)
         self._settings = settings
         self._weights = weights
-        self._clients: dict[str, Connection[Any]] = {}
+        self._clients: dict[str, tuple[Connection[Any], float]] = {}
+        self._since = time.time()
         self._closed = threading.Event()
 
     def admits(self, purpose: Purpose) -> bool:
@@ -43,25 +44,37 @@ class FakeService:
 
     def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
         assert handshake.purpose is not None
-        self._clients[handshake.purpose.name] = connection
+        self._clients[handshake.purpose.name] = connection, time.time()
 
     def serve(self) -> None:
         self._closed.wait()
 
     def status(self) -> ServiceStatus:
         islands = tuple(
-            IslandStatus(f"island{n}", "running", (SharedHostStatus(n, os.getpid(), 0, 0),))
+            IslandStatus(
+                f"island{n}",
+                "running",
+                (SharedHostStatus(n, os.getpid(), 0, 0, "box", "127.0.0.1", self._since),),
+                devices=1,
+            )
             for n in range(len(self._settings.islands))
         )
         clients = tuple(
-            ClientStatus(name, self._weights.get(name, 1.0), 0, 0, 0.0, 0, 0) for name in self._clients
+            ClientStatus(
+                name,
+                self._weights.get(name, 1.0),
+                *(0, 0, 0.0, 0, 0),
+                address=connection.peer,
+                since=since,
+            )
+            for name, (connection, since) in self._clients.items()
         )
-        return ServiceStatus(os.getpid(), islands, clients)
+        return ServiceStatus(os.getpid(), islands, clients, None, self._since, time.time())
 
     def disconnect_client(self, name: str) -> bool:
-        if (connection := self._clients.pop(name, None)) is None:
+        if (client := self._clients.pop(name, None)) is None:
             return False
-        connection.close()
+        client[0].close()
         daemon.log.info("client %r disconnected", name)
         return True
 

@@ -102,13 +102,29 @@ def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
     wait(lambda: status("lab").status.clients)
     capfd.readouterr()
     assert pw_cluster.main(["status", "lab", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == {
+    shown = json.loads(capfd.readouterr().out)
+    assert 0 < shown["since"] <= shown["clients"][0]["since"] <= shown["time"] <= time.time()
+    assert shown == {
         "pid": lab.pid(),
         "islands": [
             {
                 "name": f"island{n}",
                 "state": "running",
-                "hosts": [{"host": n, "pid": lab.pid(), "arrays": 0, "bytes": 0}],
+                "hosts": [
+                    {
+                        "host": n,
+                        "pid": lab.pid(),
+                        "arrays": 0,
+                        "bytes": 0,
+                        "machine": "box",
+                        "address": "127.0.0.1",
+                        "since": shown["since"],
+                    }
+                ],
+                "devices": 1,
+                "free_memory": None,
+                "losses": 0,
+                "problem": None,
             }
             for n in range(2)
         ],
@@ -121,12 +137,22 @@ def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
                 "device_seconds": 0.0,
                 "arrays": 0,
                 "bytes": 0,
+                "user": None,
+                "machine": None,
+                "process": None,
+                "address": "this machine",
+                "since": shown["clients"][0]["since"],
+                "islands": [],
+                "slices": [],
             }
         ],
         "spares": None,
+        "since": shown["since"],
+        "time": shown["time"],
     }
     assert pw_cluster.main(["status", "lab"]) == 0
-    assert "  ann     2       0           0       0 s          0       0 B\n" in capfd.readouterr().out
+    row = "  ann     2       0           0       0 s          0       0 B    0 s    -\n"
+    assert row in capfd.readouterr().out
     assert pw_cluster.main(["end", "lab", "bo"]) == 1
     assert capfd.readouterr().err == "pw-cluster: error: lab: there is no client 'bo'; there are: ann\n"
     assert pw_cluster.main(["end", "lab", "ann"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class WorkerHandle:
     Attributes:
       gang: the workers of its island.
       pulse: the time of its last message.
+      since: the time when it was ready, in seconds since the epoch.
     """
 
     gang: HostGang
@@ -49,6 +51,7 @@ class WorkerHandle:
         self.arrays = connections["arrays"]
         self.watch = connections["watch"]
         self.ready = ready
+        self.since = time.time()
         self.round_trip = HostRoundTrip()
 
     def __str__(self) -> str:
@@ -129,6 +132,12 @@ class HostGang:
         self._locations: dict[tuple[DeviceLayout, ReplicaBlock, bool], Location] = {}
         for host in hosts:
             host.join(self)
+
+    @property
+    def round_trip(self) -> float | None:
+        """The longest round trip to one of its hosts, in seconds; None if unknown."""
+        trips = [trip for host in self.hosts if (trip := host.round_trip.seconds) is not None]
+        return max(trips, default=None)
 
     def is_lost(self) -> bool:
         """Returns whether its workers, and all arrays on them, are lost."""

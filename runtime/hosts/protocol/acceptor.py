@@ -110,7 +110,7 @@ class Acceptor:
 
     def _authenticate(self, sock: socket.socket, where: str) -> None:
         handshake = ServerHandshake(self._secret, self._admits, secrets.token_bytes(NONCE_BYTES))
-        connection: Connection[Any] = Connection(sock, self._decode)
+        connection: Connection[Any] = Connection(sock, self._decode, where)
         try:
             authenticate(connection, handshake)
         except (MessageError, ConnectionEnded) as error:

@@ -15,7 +15,7 @@ from pathways.dialect.version import __version__
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.plan.stored import StoredComputation, StoredConstant
 
-PROTOCOL = 17
+PROTOCOL = 18
 """Version of the messages, increased whenever one changes."""
 
 CHANNELS = ("steps", "arrays", "watch")
@@ -133,6 +133,7 @@ class Ready(Message, frozen=True):
       memory: bytes of memory of each, None if unknown.
       data_address: the address from which other workers pull arrays.
       probe_address: the address to which other workers send heartbeats.
+      machine: the name of its machine.
     """
 
     platform: str
@@ -140,6 +141,7 @@ class Ready(Message, frozen=True):
     memory: tuple[int | None, ...]
     data_address: str
     probe_address: str
+    machine: str = ""
 
 
 # From the controller.

@@ -40,17 +40,20 @@ class Connection[Received]:
     Args:
       sock: a connected socket.
       decode: decodes messages of the peer.
+      peer: the address of the peer, if this side has accepted the connection.
 
     Attributes:
+      peer: see above.
       decode: see above; a server replaces it when the handshake has shown what kind of peer it is.
       place: returns the memory for array bytes; if None, messages must not carry any.
     """
 
-    def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Received]) -> None:
+    def __init__(self, sock: socket.socket, decode: Callable[[bytearray], Received], peer: str = "") -> None:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self.decode = decode
+        self.peer = peer
         self._sending = threading.Lock()
         self._buffer = bytearray(_AT_ONCE)
         self._unread = 0

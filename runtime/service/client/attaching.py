@@ -6,6 +6,7 @@ import dataclasses
 import getpass
 import os
 import re
+import socket
 
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.launch.sockets import Address
@@ -15,7 +16,13 @@ from pathways.runtime.resources.paths import absolute_path
 from pathways.runtime.service.client.remote_session import RemoteSession
 from pathways.runtime.service.client.service_listener import AttachedService
 from pathways.runtime.service.protocol.folders import call_service, check_name, find_service
-from pathways.runtime.service.protocol.service_messages import AdmissionDenied, Admitted, decode_for_client
+from pathways.runtime.service.protocol.service_messages import (
+    AdmissionDenied,
+    Admitted,
+    ClientOrigin,
+    decode_for_client,
+    printable,
+)
 
 _ADMISSION_TIMEOUT_S = 10.0
 """Timeout for the service to admit or reject a client."""
@@ -50,18 +57,27 @@ def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] 
         raise TypeError(f"connect: attach must be the name or the address of a cluster, got {where!r}")
     if not isinstance(token, str | os.PathLike | None):
         raise TypeError(f"connect: token must be the path of a file, got {token!r}")
-    name = f"{_user()}-{os.getpid()}" if client is None else client
+    name = f"{_user_part(_user())}-{os.getpid()}" if client is None else client
     return Attachment(where, name, None if token is None else absolute_path(token))
 
 
 def _user() -> str:
-    """Returns the name of the user, with the characters that are valid in the name of a client."""
+    """Returns the name of the user."""
     try:
-        name = getpass.getuser()
+        return getpass.getuser()
     except (KeyError, OSError):
         # Such as in containers, where user ids may have no name.
-        name = f"uid{os.getuid()}"
-    return re.sub(r"^[.-]|[^a-zA-Z0-9_.-]", "_", name)[:_MAX_USER_CHARS]
+        return f"uid{os.getuid()}"
+
+
+def _user_part(user: str) -> str:
+    """Returns the name of a user with the characters that are valid in the name of a client."""
+    return re.sub(r"^[.-]|[^a-zA-Z0-9_.-]", "_", user)[:_MAX_USER_CHARS]
+
+
+def origin_of(process: int) -> ClientOrigin:
+    """Returns the user and the machine of this process, with the process that users know as the client."""
+    return ClientOrigin(printable(_user()), printable(socket.gethostname()), process)
 
 
 def attach(attachment: Attachment) -> RemoteSession:
@@ -94,6 +110,7 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Remote
                 if not isinstance(reply, Admitted):
                     raise MessageError(f"unexpected message {type(reply).__name__}")
                 admitted, number = reply, reply.client
+        connections["steps"].send(origin_of(os.getpid()))
     except BaseException as error:
         for connection in connections.values():
             connection.close()

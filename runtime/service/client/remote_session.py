@@ -39,6 +39,7 @@ from pathways.runtime.service.client.relayed import relayed_host
 from pathways.runtime.service.client.service_listener import AttachedService, ServiceListener
 from pathways.runtime.service.protocol.service_messages import (
     Admitted,
+    ClientOrigin,
     DevicesBound,
     IslandFacts,
     LoadForeignProgram,
@@ -93,6 +94,14 @@ class RemoteSession(HostSession):
         self._listener.start()
         start_thread(self._run_clock, "clock")
         start_thread(self._free_unused, "free")
+
+    def send_origin(self, origin: ClientOrigin) -> None:
+        """Notifies the service of the user, machine and process of this client, for its status.
+
+        Raises:
+          HostError: the service is disconnected.
+        """
+        self._send_to_service("steps", origin)
 
     @override
     def spares(self) -> SpareStatus | None:
@@ -283,7 +292,8 @@ class RemoteSession(HostSession):
     def _send_to_service(
         self,
         channel: str,
-        message: RequestDevices
+        message: ClientOrigin
+        | RequestDevices
         | ReleaseDevices
         | LoadProgram
         | LoadForeignProgram

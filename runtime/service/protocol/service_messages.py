@@ -8,6 +8,7 @@ message, `Submit`, which the service schedules among the steps of all clients.
 from __future__ import annotations
 
 import functools
+from typing import Annotated
 
 import msgspec
 
@@ -18,6 +19,9 @@ from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPort
 from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources.status import SpareStatus
+
+MAX_TEXT_CHARS = 64
+"""Limit on the characters of a text of a client in the status."""
 
 
 class RemoteError(msgspec.Struct, frozen=True):
@@ -43,7 +47,30 @@ class RemoteError(msgspec.Struct, frozen=True):
         return Failure(kind, self.text)
 
 
+def printable(text: str) -> str:
+    """Returns a text as status tables show it: its first characters, with `?` for those that do not print."""
+    return "".join(each if each.isprintable() else "?" for each in text[:MAX_TEXT_CHARS])
+
+
 # From a client.
+
+
+class ClientOrigin(m.Message, frozen=True):
+    """Notice of the user, machine and process of a client, for the status; a later one replaces it.
+
+    Raises:
+      ValueError: a text is too long, or has characters that do not print.
+    """
+
+    user: str
+    machine: str
+    process: Annotated[int, msgspec.Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        if printable(self.user) != self.user or printable(self.machine) != self.machine:
+            raise ValueError(
+                f"user and machine of a client must have at most {MAX_TEXT_CHARS} printable characters"
+            )
 
 
 class ForHost(m.Message, frozen=True):
@@ -347,6 +374,7 @@ class IslandReturnedNotice(m.Message, frozen=True):
 
 ToService = (
     m.Handshake
+    | ClientOrigin
     | ForHost
     | Submit
     | SubmitCall

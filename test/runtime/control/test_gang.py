@@ -86,6 +86,19 @@ def test_gang_reaches_each_state():
         assert type(after(*events).state) is state
 
 
+def test_gang_has_four_states_for_users():
+    """Whatever its restart is at, a gang that another one may replace is restarting."""
+    assert {state.__name__: after(*events).state_name() for state, events in TO.items()} == {
+        "Running": "running",
+        "Draining": "leaving",
+        "Terminating": "leaving",
+        "Restarting": "restarting",
+        "Pausing": "restarting",
+        "Replaced": "restarting",
+        "Dead": "lost",
+    }
+
+
 @pytest.mark.parametrize("state", [state for state in TO if state is not Replaced], ids=lambda s: s.__name__)
 def test_gang_accepts_events_from_outside_in_every_state(state: type[State]):
     """Hosts exit, receive signals, and are closed at any time."""

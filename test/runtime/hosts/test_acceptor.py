@@ -42,7 +42,7 @@ def test_acceptor_accepts_authenticated_peers(server):
     address, accepted = server
     worker = open_connection(socket.create_connection(address), SECRET, STEPS, decode_for_worker)
     connection, handshake = accepted.get(timeout=5)
-    assert handshake.purpose == STEPS
+    assert (handshake.purpose, connection.peer) == (STEPS, "127.0.0.1")
     connection.send(Ping(1))
     assert worker.receive() == Ping(1)
     worker.send(Pong(1))

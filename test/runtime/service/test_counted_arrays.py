@@ -1,4 +1,4 @@
-"""Arrays of each client in the status of a service, added up from the reports of hosts."""
+"""Arrays of clients, and memory that no array occupies, in the status of a service: from reports of hosts."""
 
 from __future__ import annotations
 
@@ -27,3 +27,22 @@ def test_service_status_counts_an_array_of_an_island_once():
     assert island_views.array_totals(1, gangs, reports) == (4, 44)
     assert island_views.array_totals(2, gangs, reports) == (1, 8)
     assert island_views.array_totals(3, gangs, reports) == (0, 0)
+
+
+def host(index: int, *memory: int | None) -> SimpleNamespace:
+    return SimpleNamespace(index=index, ready=SimpleNamespace(memory=memory))
+
+
+def held(size: int) -> HostReport:
+    return HostReport(1, size, (), ())
+
+
+def test_free_memory_is_that_of_the_fullest_host():
+    gang = SimpleNamespace(hosts=[host(0, 100, 100), host(1, 100, 100)])
+    assert island_views.free_memory(gang, {0: held(10), 1: held(60)}) == 70
+    assert island_views.free_memory(gang, {0: held(10), 1: held(900)}) == 0
+
+
+def test_free_memory_is_unknown_without_a_report_or_a_limit():
+    assert island_views.free_memory(SimpleNamespace(hosts=[host(0, 100)]), {}) is None
+    assert island_views.free_memory(SimpleNamespace(hosts=[host(0, 100, None)]), {0: held(10)}) is None

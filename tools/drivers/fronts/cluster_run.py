@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 
 import jax
 
 from pathways.dialect.errors import PathwaysError
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
 from pathways.runtime.proxy.serving.server import serve
 from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice
-from pathways.runtime.service.client.attaching import attach, attachment_of
+from pathways.runtime.service.client.attaching import attach, attachment_of, origin_of
 from pathways.runtime.service.client.remote_session import RemoteSession
 from pathways.runtime.traces.host_traces import trace_hosts
 from pathways.runtime.traces.recorder import Recorder
@@ -43,7 +46,20 @@ def run(options: argparse.Namespace, program: Sequence[str], environment: Mappin
         raise
     assert bound
     with serve(backend=backend, files=options.files, make_recorder=Recorder) as server:
-        return run_client(server, program, environment, with_cpu=options.with_cpu)
+        return run_client(
+            server,
+            program,
+            environment,
+            with_cpu=options.with_cpu,
+            on_start=functools.partial(_send_process, session),
+        )
+
+
+def _send_process(session: RemoteSession, process: int) -> None:
+    """Notifies the service of the process of the program, which users know, not this one."""
+    # The program reports the loss of the service, where it needs it.
+    with contextlib.suppress(HostError):
+        session.send_origin(origin_of(process))
 
 
 def _bind(session: RemoteSession, islands: Sequence[int]) -> list[VirtualSlice]:

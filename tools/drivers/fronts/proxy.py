@@ -44,19 +44,25 @@ def run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
 
 def run_client(
-    server: ProxyServer, program: Sequence[str], environment: Mapping[str, str], *, with_cpu: bool = False
+    server: ProxyServer,
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    with_cpu: bool = False,
+    on_start: Callable[[int], None] = lambda process: None,
 ) -> int:
     """Runs a program that uses a server, and returns its exit code.
 
     Args:
       environment: the environment of the program, without the variables of the server.
       with_cpu: whether the program also gets the CPU of its own process.
+      on_start: called with the process id of the program.
     """
     of_client = server.environment
     if with_cpu:
         of_client["JAX_PLATFORMS"] += ",cpu"
     with _plugin(environment) as (of_plugin, was_loaded):
-        code = _run_program(program, {**environment, **of_client, **of_plugin})
+        code = _run_program(program, {**environment, **of_client, **of_plugin}, on_start)
         if server.was_used and not was_loaded():
             _LOG.warning(_NO_PLUGIN)
     if not server.was_used:
@@ -254,7 +260,9 @@ def _wait(server: ProxyServer) -> int:
     return 0
 
 
-def _run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run_program(
+    program: Sequence[str], environment: Mapping[str, str], on_start: Callable[[int], None]
+) -> int:
     """Runs a program; returns its exit code, or 128 and the number of the signal that ended it."""
     environment = {
         # Otherwise equinox would check with callbacks, which JAX's client rejects.
@@ -277,6 +285,7 @@ def _run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
     previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, forward)
     try:
         child = subprocess.Popen([found, *program[1:]], env=environment)
+        on_start(child.pid)
         code = child.wait()
     except OSError as error:
         raise UserError(f"program '{program[0]}': {error.strerror}") from None
