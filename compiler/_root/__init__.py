@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pathways.dialect.errors import PathwaysError
     from pathways.dialect.version import __version__
     from pathways.runtime.bundle.manifest import BundleError
+    from pathways.runtime.clusters.cluster_status import cluster
     from pathways.runtime.clusters.connect import connect, disconnect
     from pathways.runtime.control.records.errors import (
         CallFailedError,
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from pathways.runtime.hosts.client.array import Array
     from pathways.runtime.hosts.launch.options import HostOptions
     from pathways.runtime.hosts.launch.settings import Island
-    from pathways.runtime.local.devices import cluster, release
+    from pathways.runtime.local.devices import release
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
     from pathways.runtime.traces.file_trace import trace
@@ -158,7 +159,7 @@ _MODULES = {
     "accumulate": "compiler.frontend.accumulate",
     "auto": "compiler.auto.auto",
     "checkpoint": "compiler.data.checkpoint",
-    "cluster": "runtime.local.devices",
+    "cluster": "runtime.clusters.cluster_status",
     "connect": "runtime.clusters.connect",
     "disconnect": "runtime.clusters.connect",
     "from_mpmd": "compiler.mpmd.from_mpmd",

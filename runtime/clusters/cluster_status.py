@@ -4,14 +4,55 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 
 from pathways.runtime.clusters.connect import controller
-from pathways.runtime.local.devices import cluster, devices_of_cluster, slice_statuses
+from pathways.runtime.local import devices
 from pathways.runtime.local.load import host_status
-from pathways.runtime.local.server_requests import STATUS, send_request
+from pathways.runtime.local.server_requests import DEVICES, STATUS, ServedDevice, send_request
+from pathways.runtime.resources.cluster import Cluster, DeviceIsland, Host
 from pathways.runtime.resources.status import Status, open_runs
 from pathways.runtime.xla import pjrt
 from pathways.runtime.xla.tracebacks import boundary
+
+
+@boundary
+def cluster() -> Cluster:
+    """Returns the current cluster, with the state and the round trip of each island at this call.
+
+    Unless `connect` was called before, the first call discovers the devices of JAX: PW_CPU_DEVICES is the
+    number of CPU devices to create, PW_ISLANDS the number of islands. The cluster is plain data, and does not
+    change: call this again for later states. In a process behind `pw-proxy`, the server reports hosts,
+    memory, states and round trips.
+
+    Raises:
+      ResourceError: JAX has no devices here.
+      JaxRuntimeError: the server is lost.
+    """
+    hosts = controller()
+    if hosts is not None:
+        return hosts.current_cluster()
+    current, handles = devices.cluster(), devices.devices_of_cluster()
+    if not pjrt.is_proxied(handles[0]):
+        return current
+    reply = send_request(handles[0].client, DEVICES, {}, tuple[ServedDevice, ...])
+    served = {device.id: device for device in reply.body}
+    islands = tuple(_with_facts(island, served) for island in current.islands)
+    return dataclasses.replace(current, islands=islands)
+
+
+def _with_facts(island: DeviceIsland, served: Mapping[int, ServedDevice]) -> DeviceIsland:
+    """Returns an island with the facts of a server about its devices."""
+    described = tuple(
+        dataclasses.replace(
+            device,
+            host=Host(served[device.id].host),
+            memory=served[device.id].memory if device.memory is None else device.memory,
+        )
+        for device in island.devices
+    )
+    first = served[island.devices[0].id]
+    return dataclasses.replace(island, devices=described, state=first.state, round_trip=first.round_trip)
 
 
 @boundary
@@ -28,14 +69,13 @@ def status() -> Status:
     """
     hosts, training = controller(), tuple(run.status() for run in [*open_runs])
     if hosts is None:
-        current, devices = cluster(), devices_of_cluster()
-        if pjrt.is_proxied(devices[0]):
-            reply = send_request(devices[0].client, STATUS, {}, Status)
-            return dataclasses.replace(reply.body, slices=slice_statuses(), training=training)
+        current, handles = devices.cluster(), devices.devices_of_cluster()
+        if pjrt.is_proxied(handles[0]):
+            reply = send_request(handles[0].client, STATUS, {}, Status)
+            return dataclasses.replace(reply.body, slices=devices.slice_statuses(), training=training)
         names = [island.name for island in current.islands]
-        here = host_status(os.getpid(), names, devices)
-        return Status("local", (here,), slice_statuses(), training=training)
+        here = host_status(os.getpid(), names, handles)
+        return Status("local", (here,), devices.slice_statuses(), training=training)
     statuses, steps = hosts.status()
-    return Status(
-        "hosts", statuses, slice_statuses(), steps, hosts.waits_for_network(), hosts.spares(), training
-    )
+    slices, waits = devices.slice_statuses(), hosts.waits_for_network()
+    return Status("hosts", statuses, slices, steps, waits, hosts.spares(), training)

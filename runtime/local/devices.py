@@ -43,10 +43,9 @@ def connect(
 
 @boundary
 def cluster() -> Cluster:
-    """Returns the current cluster.
+    """Returns the current cluster, without the present states of its islands.
 
-    Unless `connect` was called before, the first call discovers the devices of JAX: PW_CPU_DEVICES is the
-    number of CPU devices to create, PW_ISLANDS the number of islands.
+    See `runtime.clusters.cluster_status.cluster`, which has them.
     """
     return process_cluster.cluster()
 
@@ -186,11 +185,11 @@ def _device(handle: jax.Device, position: int, island: str, stated_memory: int |
     """Describes a device of JAX, and registers it in `_handles`."""
     platform = pjrt.platform_of(handle)
     _handles[platform, handle.id] = handle
-    memory = _memory_limit(handle) if stated_memory is None else stated_memory
+    memory = memory_limit(handle) if stated_memory is None else stated_memory
     return Device(position, handle.id, platform, Host(handle.process_index), island, memory)
 
 
-def _memory_limit(handle: jax.Device) -> int | None:
+def memory_limit(handle: jax.Device) -> int | None:
     """Returns the bytes of memory that programs may use on a device; None if JAX does not report them."""
     # JAX has no statistics of devices of other processes.
     if handle.process_index != jax.process_index() or pjrt.is_proxied(handle):

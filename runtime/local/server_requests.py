@@ -17,11 +17,30 @@ from pathways.runtime.xla import ifrt
 STATUS = "pathwaysStatusRequest"
 """Kind of a request without fields; the reply is a `Status`."""
 
+DEVICES = "pathwaysDevicesRequest"
+"""Kind of a request without fields; the reply is a tuple with a `ServedDevice` for each device."""
+
 TRACE = "pathwaysTraceRequest"
 """Kind of a `TraceRequest`; the reply is a `TraceReply`."""
 
 PROGRAM = "pathwaysProgramRequest"
 """Kind of a `ProgramRequest`; the reply is a `ProgramReply`."""
+
+
+class ServedDevice(msgspec.Struct, frozen=True, array_like=True):
+    """Present facts about a device of a server.
+
+    Attributes:
+      host: the number of its host.
+      memory: the bytes of memory that programs may use, None if unknown.
+      state: see `DeviceIsland`, like `round_trip`, which is that from the server.
+    """
+
+    id: int
+    host: int
+    memory: int | None
+    state: str
+    round_trip: float | None = None
 
 
 class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

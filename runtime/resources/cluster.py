@@ -57,11 +57,27 @@ class DeviceIsland:
 
     Attributes:
       slices: the number of slices as which unmodified JAX programs see it.
+      state: `running`; `leaving` after SIGTERM; `restarting` until its lost workers are replaced; `lost` if
+        they will not be. Islands are equal whatever their state.
+      round_trip: the seconds that a request to its hosts and the last reply take, from the process that
+        started the workers or is attached to a service; None if unknown, and for devices of one process.
     """
 
     name: str
     devices: tuple[Device, ...]
     slices: int = 1
+    state: str = dataclasses.field(default="running", compare=False)
+    round_trip: float | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts of its devices, in the order of these."""
+        return tuple(dict.fromkeys(device.host for device in self.devices))
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes of memory that programs may use on each device, None if unknown."""
+        return min((device.memory for device in self.devices if device.memory is not None), default=None)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -75,15 +75,20 @@ def test_equals_the_program_in_one_process(name: str, where: str, proxied: dict[
     proxy_programs.assert_equal(proxied[name], proxied_programs.PROGRAMS[name], tolerance)
 
 
-def test_slices_of_the_server_are_islands(server: ProxyServer) -> None:
+def test_slices_of_the_server_are_islands(server: ProxyServer, where: str) -> None:
     program = """
     print(pw.cluster())
+    for island in pw.cluster().islands:
+        print(island.state, island.memory, island.round_trip is not None)
     other = pw.make_virtual_device_set().add_slice(shape=(4,), axis_names=("x",), island="island1")
     place = pw.jit(jnp.sin, devices=other)
     print(sorted({device.slice_index for device in pw.program(place)(np.ones(4, "f")).devices()}))
     """
+    is_hosts = where == "hosts"
+    hosts = ("hosts 0 to 1", "hosts 2 to 3") if is_hosts else ("host 0", "host 0")
     assert lines_of(server, program) == [
-        "<pathways.Cluster of 8 cpu devices (island0: 4 on host 0, island1: 4 on host 0)>",
+        f"<pathways.Cluster of 8 cpu devices (island0: 4 on {hosts[0]}, island1: 4 on {hosts[1]})>",
+        *[f"running None {is_hosts}"] * 2,
         "[1]",
     ]
 

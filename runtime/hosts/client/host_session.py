@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import functools
 import threading
 import time
@@ -35,6 +36,7 @@ from pathways.runtime.hosts.protocol.messages import Call, Chunk, Describe, Fetc
 from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.shards import cut_shards
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.resources.status import HostStatus, SpareStatus, StepStatus
 
 ShardCutter = Callable[[Sequence[int]], tuple[Sequence[np.ndarray[Any, Any]], tuple[int, ...]]]
@@ -93,6 +95,17 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
     def is_whole(self) -> bool:
         """Returns whether it is open, and no host is lost or leaves."""
         return not self.is_closed and all(gang.problem is None for gang in self.gangs)
+
+    def current_cluster(self) -> Cluster:
+        """Returns the cluster with the present state and round trip of each island."""
+        islands = zip(self.cluster.islands, [*self.pool.gangs], strict=True)
+        return dataclasses.replace(
+            self.cluster,
+            islands=tuple(
+                dataclasses.replace(island, state=gang.life.state_name(), round_trip=gang.round_trip)
+                for island, gang in islands
+            ),
+        )
 
     @override
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import override
 
 import jax
@@ -10,6 +10,7 @@ import msgspec
 
 from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.local.server_requests import ServedDevice
 from pathways.runtime.proxy.hosted.foreign_programs import ForeignProgram, ReloadedProgram, ResultPlace
 from pathways.runtime.proxy.hosted.hosted_device import HostedDevice
 from pathways.runtime.proxy.hosted.hosted_mpmd import load_mpmd
@@ -101,6 +102,18 @@ class HostsBackend(Backend):
         hosts, steps = self._session.status()
         waits = self._session.waits_for_network()
         return Status("server", hosts, (), steps, waits, self._session.spares())
+
+    @override
+    def served_devices(self, lost: Set[int]) -> list[ServedDevice]:
+        # The session knows more about its islands than which of them are lost.
+        del lost
+        current = self._session.current_cluster()
+        known, served = current.devices, []
+        for offered in self.devices:
+            device, island = offered.device, current.islands[offered.device.island]
+            memory = known[device.id].memory
+            served.append(ServedDevice(device.id, device.host, memory, island.state, island.round_trip))
+        return served
 
     @override
     def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:

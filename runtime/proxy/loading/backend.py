@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
+from pathways.runtime.local.server_requests import ServedDevice
 from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
 from pathways.runtime.proxy.files.file_store import FileStore
 from pathways.runtime.proxy.loading.compile_process import Cancellation
@@ -77,6 +78,14 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def status(self) -> Status:
         """Returns the status of its hosts, and of the steps that are not done."""
+
+    @abc.abstractmethod
+    def served_devices(self, lost: Set[int]) -> list[ServedDevice]:
+        """Returns the present facts about its devices.
+
+        Args:
+          lost: the numbers of the slices that are lost for clients.
+        """
 
     @abc.abstractmethod
     def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:

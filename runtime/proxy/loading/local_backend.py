@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, override
 
 import jax
 
+from pathways.runtime.local.devices import memory_limit
 from pathways.runtime.local.load import host_status
+from pathways.runtime.local.server_requests import ServedDevice
 from pathways.runtime.proxy.arrays.local_engine import LocalEngine
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.files.local_store import LocalFileStore
@@ -119,6 +121,18 @@ class LocalBackend(Backend):
         islands = [f"island{number}" for number in range(self.slices)]
         here = host_status(os.getpid(), islands, [offered.device for offered in self.devices])
         return Status("server", (here,), ())
+
+    @override
+    def served_devices(self, lost: Set[int]) -> list[ServedDevice]:
+        return [
+            ServedDevice(
+                offered.device.id,
+                0,
+                memory_limit(offered.device),
+                "lost" if offered.slice in lost else "running",
+            )
+            for offered in self.devices
+        ]
 
     @override
     def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:

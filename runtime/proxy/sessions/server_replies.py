@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pathways.runtime.local.server_requests import (
+    DEVICES,
     PROGRAM,
     STATUS,
     TRACE,
@@ -21,9 +22,14 @@ from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError
 
 
 def _status(state: SessionState, body: Any) -> str:
-    if body != {}:
-        raise StatusError(StatusCode.INVALID_ARGUMENT, f"invalid {STATUS}: it has no fields")
+    _check_empty(STATUS, body)
     return _encoded(state.served.backend.status())
+
+
+def _devices(state: SessionState, body: Any) -> str:
+    _check_empty(DEVICES, body)
+    served = state.served
+    return _encoded(served.backend.served_devices(served.slice_states.lost))
 
 
 def _program(state: SessionState, body: Any) -> str:
@@ -45,6 +51,11 @@ def _trace(state: SessionState, body: Any) -> str:
     return _encoded(state.trace.read())
 
 
+def _check_empty(kind: str, body: Any) -> None:
+    if body != {}:
+        raise StatusError(StatusCode.INVALID_ARGUMENT, f"invalid {kind}: it has no fields")
+
+
 def _decoded[T](kind: str, body: Any, type_: type[T]) -> T:
     try:
         return msgspec.convert(body, type_)
@@ -58,6 +69,7 @@ def _encoded(reply: Any) -> str:
 
 REPLIES: Mapping[str, Callable[[SessionState, Any], str]] = {
     STATUS: _status,
+    DEVICES: _devices,
     PROGRAM: _program,
     TRACE: _trace,
 }

@@ -20,11 +20,13 @@ from pathways.dialect.syntax.bytecode import bytecode_of
 from pathways.runtime.bundle.carrier import carrier_of, digest_of
 from pathways.runtime.local import recording
 from pathways.runtime.local.server_requests import (
+    DEVICES,
     PROGRAM,
     STATUS,
     TRACE,
     ProgramReply,
     ProxiedCall,
+    ServedDevice,
     TraceReply,
 )
 from pathways.runtime.plan.plan import Launch, Transfer
@@ -108,6 +110,7 @@ def call(client: Client, program: int, times: int = 1) -> None:
         (b"\xff", "a plugin program is no request in JSON"),
         pytest.param("[" * 100_000, "a plugin program is no request in JSON", id="nested deeply"),
         (f'{{"{STATUS}": 1}}', "invalid pathwaysStatusRequest: it has no fields"),
+        (f'{{"{DEVICES}": []}}', "invalid pathwaysDevicesRequest: it has no fields"),
         (f'{{"{PROGRAM}": {{}}}}', "invalid pathwaysProgramRequest: Object missing required field `program`"),
         (f'{{"{PROGRAM}": {{"program": "0"}}}}', "pathwaysProgramRequest: the session has no such program"),
         (f'{{"{TRACE}": null}}', "invalid pathwaysTraceRequest: Expected `object`, got `null`"),
@@ -125,6 +128,18 @@ def test_a_malformed_request_is_one_status(served: ServedDevices, data: str | by
     assert text.startswith(message)
     status = msgspec.json.decode(send(client, json.dumps({STATUS: {}})), type=Status)
     assert status.hosts[0].devices == len(jax.devices("cpu"))
+    client.session.close()
+
+
+def test_devices_of_a_lost_slice_are_lost() -> None:
+    served = ServedDevices(LocalBackend(jax.devices("cpu")[:4], 2), MESSAGES, make_recorder=Recorder)
+    client = Client(served)
+    served.slice_states = served.slice_states.lose(1)
+    reply = msgspec.json.decode(send(client, json.dumps({DEVICES: {}})), type=tuple[ServedDevice, ...])
+    assert reply == (
+        *(ServedDevice(number, 0, None, "running") for number in range(2)),
+        *(ServedDevice(number, 0, None, "lost") for number in range(2, 4)),
+    )
     client.session.close()
 
 

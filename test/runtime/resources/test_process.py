@@ -35,6 +35,12 @@ def test_connect_again_with_the_same_settings_keeps_the_cluster() -> None:
     assert pw.cluster() is before
 
 
+def test_islands_of_this_process_have_one_host_and_run() -> None:
+    for island in pw.cluster().islands:
+        assert [host.index for host in island.hosts] == [0]
+        assert (island.state, island.memory, island.round_trip) == ("running", None, None)
+
+
 def test_dir_shows_public_names() -> None:
     assert dir(pw) == sorted(pw.__all__)
     assert all(hasattr(pw, name) for name in pw.__all__)
