@@ -265,8 +265,8 @@ class SimulatedSharing:
         self.ahead = self.chance.choice([1, 2, 4, 4, 256, 256])
         self.trip = self.chance.choice([0.0, 0.001, 0.004])
         policy = self.chance.choice(["fair", "fair", "fifo"])
-        self.memory = SimulatedMemory(self.chance, self.count) if seed % 3 == 1 else None
-        self.has_priorities = seed % 5 == 3
+        self.memory = SimulatedMemory(self.chance, self.count) if seed % 6 == 4 else None
+        self.has_priorities = seed % 10 in (2, 8)
         limits = None if self.memory is None else self.memory.limits()
         self.scheduler = make(self.count, self.ahead, policy, limits, 0.01)
         self.queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(self.count)]

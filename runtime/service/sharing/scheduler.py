@@ -27,8 +27,8 @@ same time, up to a round trip: until its last island is free it blocks the other
 The steps of a client with a higher priority come before all others; a waiting one rises, see `Places.age`.
 
 A step is ready only when the arrays that it makes fit the quota of its client. Where they do not, and no step
-of the client in flight could free memory there, the client is requested to free what it no longer refers to, and
-then the step is refused, see `memory.py`. A ready step waits for its temporaries to fit the pool of its
+of the client in flight could free memory there, the client is requested to free what it no longer refers to,
+and then the step is refused, see `memory.py`. A ready step waits for its temporaries to fit the pool of its
 islands as it waits for places.
 
 All state of the scheduler is in this file, `places.py` and `memory.py`. `handle` gets an event and the time,

@@ -87,7 +87,7 @@ def test_gang_reaches_each_state():
 
 
 def test_gang_has_four_states_for_users():
-    """Whatever its restart is at, a gang that another one may replace is restarting."""
+    """A gang that another one may replace is restarting, also between two tries."""
     assert {state.__name__: after(*events).state_name() for state, events in TO.items()} == {
         "Running": "running",
         "Draining": "leaving",

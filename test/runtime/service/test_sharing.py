@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from simulated_sharing import DeviceTimers, SimulatedSharing, problem, unfairness
 
 from examples import examples
 from pathways.runtime.hosts.launch.options import MAX_AHEAD
-from pathways.runtime.service.sharing import places
+from pathways.runtime.service.sharing import memory, places
 from pathways.runtime.service.sharing import scheduler as schedulers
 from pathways.runtime.service.sharing.places import Places
 from pathways.runtime.service.sharing.scheduler import ScheduledClient, Scheduler
@@ -31,7 +31,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
 )
 
 SEEDS = examples(200)
-FOUND = 80
+FOUND = 50
 """Seeds within which each planted fault is found."""
 
 
@@ -225,6 +225,26 @@ def any_number_of_steps_is_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(places, "_MAX_IN_FLIGHT", 1000)
 
 
+def quotas_have_no_limit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memory.Quota, "fits", lambda self, island, more: True)
+
+
+def pools_have_no_limit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Places, "_fits_pools", lambda self, step: True)
+
+
+def memory_is_free_before_steps_in_flight_are_done(patch: pytest.MonkeyPatch) -> None:
+    def free(self: memory.ClientMemory, island: int, arrays: Iterable[int]) -> None:
+        for number in arrays:
+            self._release(island, number)
+
+    patch.setattr(memory.ClientMemory, "free", free)
+
+
+def ready_steps_of_a_shared_quota_are_not_held_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_hold_all_back", lambda self, quota: None)
+
+
 def clients_have_any_number_of_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(schedulers, "MAX_UNFINISHED", 1000)
 
@@ -262,6 +282,10 @@ def ends_of_calls_are_ignored(patch: pytest.MonkeyPatch) -> None:
     [
         any_work_waits_after_the_second_step,
         any_number_of_steps_is_in_flight,
+        quotas_have_no_limit,
+        pools_have_no_limit,
+        memory_is_free_before_steps_in_flight_are_done,
+        ready_steps_of_a_shared_quota_are_not_held_back,
         clients_have_any_number_of_steps,
         new_programs_fill_the_window,
         results_of_calls_are_available_at_once,
@@ -283,7 +307,8 @@ def ends_of_calls_are_ignored(patch: pytest.MonkeyPatch) -> None:
 )
 def test_scheduler_histories_find_planted_faults(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch):
     plant(monkeypatch)
-    assert any(problem(seed) for seed in range(FOUND))
+    # Every sixth history has quotas.
+    assert any(problem(seed) for seed in (*range(FOUND), *range(4, 6 * FOUND, 6)))
 
 
 def test_scheduler_keeps_an_island_busy_after_steps_that_wait_for_another():
