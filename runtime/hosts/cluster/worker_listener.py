@@ -179,7 +179,8 @@ class WorkerListener:
                 self._find_cause(message.run)
                 self._core.handle(InputMissed(host.gang.life.key, host.index, message.run, message.why))
             case LoadDone():
-                what = message.foreign if message.error is None else failed(message.error)
+                loaded = message.foreign or message.memory
+                what = loaded if message.error is None else failed(message.error)
                 self._core.handle(ReplyReceived(host.index, message.request, what))
             case Chunk() | Failed() | Described() | Report():
                 self._on_reply(host, message)

@@ -199,6 +199,26 @@ class LoadForeign(Message, frozen=True):
     about: int = 0
 
 
+class HostMemory(msgspec.Struct, frozen=True):
+    """Memory that a step needs on the devices of a host, in bytes.
+
+    Attributes:
+      devices: for each slice of the program the ids of its devices on this host.
+      allocated: for each slice the bytes of new arrays on each device: of results, without donated arguments
+        whose memory they reuse.
+      temporaries: for each slice the bytes on each device beside arguments and results while a step runs.
+      results: for each result here its position among the results of the island, its slice, and its bytes on
+        each device.
+      is_view: whether the results share the memory of the arguments.
+    """
+
+    devices: tuple[tuple[int, ...], ...]
+    allocated: tuple[int, ...]
+    temporaries: tuple[int, ...]
+    results: tuple[tuple[int, int, int], ...]
+    is_view: bool = False
+
+
 class ForeignFacts(msgspec.Struct, frozen=True):
     """Reply of a loader of an extension.
 
@@ -208,6 +228,7 @@ class ForeignFacts(msgspec.Struct, frozen=True):
       operands: the number of its operands.
       results: the number of its results.
       donated: the operands that it consumes.
+      memory: the memory of a step; None for a program without devices on this host.
     """
 
     facts: bytes
@@ -215,6 +236,7 @@ class ForeignFacts(msgspec.Struct, frozen=True):
     operands: int = 0
     results: int = 0
     donated: tuple[int, ...] = ()
+    memory: HostMemory | None = None
 
 
 class Put(Message, frozen=True):
@@ -367,11 +389,13 @@ class LoadDone(Message, frozen=True):
     Attributes:
       error: why the program is not loaded; None if it is.
       foreign: the reply of the loader of an extension; None for `Load`.
+      memory: the memory of a step of the program of a `Load`.
     """
 
     request: int
     error: str | None
     foreign: ForeignFacts | None = None
+    memory: HostMemory | None = None
 
 
 class Done(Message, frozen=True):

@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
-from pathways.runtime.hosts.protocol.messages import Described
+import jax
+
+from pathways.runtime.hosts.protocol.messages import Described, HostMemory
 from pathways.runtime.local.load import Executable, device_text, stats_of
 from pathways.runtime.local.memory import analyze
 from pathways.runtime.xla.pjrt import flops_of
 
 _CHARACTERS = 1 << 20
 """Maximum length of the text in one message."""
+
+
+def memory_of(executable: Executable, positions: Sequence[int]) -> HostMemory:
+    """Returns the memory that a step of a program needs on the devices of this host.
+
+    Args:
+      positions: the position of each of its results among the results of its island.
+    """
+    analysis = analyze(executable.plan, stats_of(executable.executables))
+    devices = dict.fromkeys(analysis, ())
+    results = []
+    numbers = {name: number for number, name in enumerate(analysis)}
+    for position, port in zip(positions, executable.outputs, strict=True):
+        count = shard_bytes(port.type.shape, jax.numpy.dtype(port.type.dtype).itemsize, port.sharding)
+        results.append((position, numbers[port.slice], count))
+    for port in (*executable.inputs, *executable.outputs):
+        devices[port.slice] = tuple(sorted(device.id for device in port.sharding.addressable_devices))
+    allocated, temporaries = [], []
+    for of_slice in analysis.values():
+        new = max(of_slice.output_size_in_bytes - of_slice.alias_size_in_bytes, 0)
+        beside = of_slice.peak_memory_in_bytes - of_slice.argument_size_in_bytes - new
+        allocated.append(-(-new // of_slice.devices))
+        temporaries.append(max(-(-beside // of_slice.devices), 0))
+    return HostMemory(tuple(devices.values()), tuple(allocated), tuple(temporaries), tuple(results))
+
+
+def shard_bytes(shape: Sequence[int], itemsize: int, sharding: jax.sharding.Sharding) -> int:
+    """Returns the bytes of an array on each of its devices; 0 if these are in the memory of their host."""
+    if sharding.memory_kind not in (None, "device", "unpinned_host"):
+        return 0
+    return math.prod(sharding.shard_shape(tuple(shape))) * itemsize
 
 
 def describe(request: int, executable: Executable | None, *, text: bool) -> Iterator[Described]:

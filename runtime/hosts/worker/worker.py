@@ -36,7 +36,7 @@ from pathways.runtime.hosts.worker.call_runner import CallRunner
 from pathways.runtime.hosts.worker.fetch_credits import FetchCredits
 from pathways.runtime.hosts.worker.in_flight import LaunchesInFlight
 from pathways.runtime.hosts.worker.probes import Probes
-from pathways.runtime.hosts.worker.program_description import describe
+from pathways.runtime.hosts.worker.program_description import describe, memory_of
 from pathways.runtime.hosts.worker.steps_in_progress import StepsInProgress
 from pathways.runtime.hosts.worker.worker_target import Peers, TransferIds, WorkerTarget
 from pathways.runtime.local import stalls
@@ -69,6 +69,7 @@ class WorkerProgram:
       count: number of results of the island's program.
       runs_with_failed: whether it runs also if an argument failed, which it gets as a `FailedArray`.
       operands: number of operands of the island's program, if an extension has loaded it.
+      memory: the memory of a step, if an extension has loaded it.
     """
 
     name: str
@@ -80,6 +81,7 @@ class WorkerProgram:
     count: int
     runs_with_failed: bool = False
     operands: int = 0
+    memory: m.HostMemory | None = None
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """Returns the results of the island's program, with `ELSEWHERE` for those of other hosts."""
@@ -274,7 +276,10 @@ class Worker:
 
     def load(self, message: m.Load) -> None:
         """Compiles a program, and replies to the controller."""
-        self.connections["steps"].send(m.LoadDone(message.request, self.add_program(message)))
+        error = self.add_program(message)
+        program = self.programs.get(message.program)
+        memory = None if program is None else memory_of(program.executable, program.outputs)
+        self.connections["steps"].send(m.LoadDone(message.request, error, memory=memory))
 
     def load_foreign(self, message: m.LoadForeign) -> None:
         """Loads a program of an extension, and replies to the controller."""
@@ -287,7 +292,9 @@ class Worker:
         else:
             reply = m.ForeignFacts(facts)
             if program is not None:
-                reply = m.ForeignFacts(facts, True, program.operands, program.count, program.donated)
+                reply = m.ForeignFacts(
+                    facts, True, program.operands, program.count, program.donated, program.memory
+                )
                 if message.program not in self.unneeded:
                     self.programs[message.program] = program
         self.connections["steps"].send(m.LoadDone(message.request, error, reply))

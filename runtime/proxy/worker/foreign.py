@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pathways.runtime.hosts.protocol.messages import HostMemory
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.worker import Worker, WorkerProgram
 from pathways.runtime.xla import ifrt
@@ -72,19 +73,29 @@ def foreign_program(
     inputs: tuple[int, ...] | None = None,
     donated: tuple[int, ...] = (),
     runs_with_failed: bool = False,
+    memory: HostMemory | None = None,
 ) -> WorkerProgram:
     """Returns a program of a function on arrays, all of whose results are on this host.
 
     Args:
       operands: the number of operands of the island.
       inputs: the numbers among them that the function takes; None for all.
-      donated, runs_with_failed: see `WorkerProgram`.
+      donated, runs_with_failed, memory: see `WorkerProgram`.
     """
     function: Any = executable
     bound: Any = target
     count = len(executable.outputs)
     return WorkerProgram(
-        name, function, bound, inputs, donated, tuple(range(count)), count, runs_with_failed, operands
+        name,
+        function,
+        bound,
+        inputs,
+        donated,
+        tuple(range(count)),
+        count,
+        runs_with_failed,
+        operands,
+        memory,
     )
 
 

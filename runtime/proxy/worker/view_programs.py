@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 from jax.experimental.layout import Layout
 
-from pathways.runtime.hosts.protocol.messages import DeviceLayout, LoadForeign
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, HostMemory, LoadForeign
 from pathways.runtime.hosts.worker.array_store import sharding_of
+from pathways.runtime.hosts.worker.program_description import shard_bytes
 from pathways.runtime.hosts.worker.worker import Worker, WorkerProgram
 from pathways.runtime.proxy.arrays.layouts import put_in_layout
 from pathways.runtime.proxy.worker.foreign import (
@@ -112,7 +113,21 @@ def load_view(worker: Worker, unproved: UnprovedArrays, message: LoadForeign) ->
         return [joined]
 
     executable = ForeignExecutable(run, [ForeignOutput(f"of device {view.layout.devices[0]}")])
+    count = shard_bytes(view.shape, np.dtype(view.dtype).itemsize, sharding)
+    is_copied = view.copied or view.order is not None
     loaded = foreign_program(
-        message.name, executable, target, operands=operands, inputs=inputs, runs_with_failed=is_shared
+        message.name,
+        executable,
+        target,
+        operands=operands,
+        inputs=inputs,
+        runs_with_failed=is_shared,
+        memory=HostMemory(
+            (tuple(device.id for device, *_ in picks),),
+            (count if is_copied else 0,),
+            (0,),
+            ((0, 0, count),),
+            is_view=not is_copied,
+        ),
     )
     return loaded, b""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import msgspec
 import numpy as np
 
-from pathways.runtime.hosts.protocol.messages import DeviceLayout, LoadForeign
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, HostMemory, LoadForeign
 from pathways.runtime.hosts.worker.array_store import sharding_of
+from pathways.runtime.hosts.worker.program_description import shard_bytes
 from pathways.runtime.hosts.worker.worker import Worker, WorkerProgram
 from pathways.runtime.proxy.worker.foreign import (
     ForeignExecutable,
@@ -175,6 +176,23 @@ def _maker(
     return lambda shards: make([shards[position] for position in order])
 
 
+def _memory(program: XlaModule, facts: XlaFacts, own: Mapping[int, jax.Device]) -> HostMemory:
+    """Returns the memory that an execution needs on the devices of this host, by XLA's analysis."""
+    by_id = {device.id: device for device in jax.devices()}
+    devices = tuple(number for number in program.devices if number in own)
+    shardings = facts.result_shardings or [b""] * len(program.results)
+    results = []
+    for position, ((shape, dtype), hlo, kind) in enumerate(
+        zip(program.results, shardings, facts.result_memory_kinds, strict=True)
+    ):
+        layout = layout_of(program.devices, ifrt.hlo_sharding(hlo), len(shape), kind)
+        count = shard_bytes(shape, np.dtype(dtype).itemsize, sharding_of(layout, by_id))
+        results.append((position, 0, count))
+    stats = facts.memory or {}
+    new = sum(count for *_, count in results) - stats.get("alias_size_in_bytes", 0)
+    return HostMemory((devices,), (max(new, 0),), (stats.get("temp_size_in_bytes", 0),), tuple(results))
+
+
 def load_xla(worker: Worker, unproved: UnprovedArrays, message: LoadForeign) -> tuple[WorkerProgram, bytes]:
     """Compiles and loads an XLA program, see `Worker.loaders`."""
     program = msgspec.msgpack.decode(message.body, type=XlaModule)
@@ -203,6 +221,7 @@ def load_xla(worker: Worker, unproved: UnprovedArrays, message: LoadForeign) -> 
         operands=operands,
         donated=facts.donated,
         runs_with_failed=runner.is_shared,
+        memory=_memory(program, facts, own_devices(worker)),
     )
     return loaded, msgspec.msgpack.encode(facts)
 
