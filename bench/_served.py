@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.resources.status import ServiceStatus
@@ -193,7 +195,8 @@ def serve(arguments: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(config["place"])
         server.listen(128)
-        Acceptor(server, _SECRET, service.admits, decode_for_service, service.accept)
+        make_handshake = functools.partial(ServerHandshake, _SECRET, service.admits)
+        Acceptor(server, make_handshake, decode_for_service, service.accept)
 
         def reply_with_status() -> None:
             print([] if timers is None else [timers.process.pid], flush=True)

@@ -192,7 +192,8 @@ def _run(
         signals.service = service
         try:
             server.listen(_BACKLOG)
-            Acceptor(server, secret, _admits(service), decode_handshake, _connection_handler(service))
+            make_handshake = functools.partial(ServerHandshake, secret, _admits(service))
+            Acceptor(server, make_handshake, decode_handshake, _connection_handler(service))
             folder.publish(address)
             caller.report(ready=_ready_message(configuration, folder, address))
             service.serve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import socket
 import threading
@@ -12,6 +13,7 @@ from pathways.runtime.clusters.starter_choice import starter_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.resilience.snapshots.run_names import remove_all_client_runs
 from pathways.runtime.service.client.attaching import Attachment, attach_at
 from pathways.runtime.service.protocol.service_messages import decode_for_service
@@ -33,7 +35,8 @@ class ServiceInThreads:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(self._place)
         self._server.listen(64)
-        Acceptor(self._server, self._secret, self.service.admits, decode_for_service, self.service.accept)
+        make_handshake = functools.partial(ServerHandshake, self._secret, self.service.admits)
+        Acceptor(self._server, make_handshake, decode_for_service, self.service.accept)
         self._thread = threading.Thread(target=self.service.serve, daemon=True)
         self._thread.start()
 

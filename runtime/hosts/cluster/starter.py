@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import queue
 import secrets
@@ -206,8 +207,7 @@ class _Start:
         self._channels: dict[int, _Channels] = {}
         Acceptor(
             server,
-            secret,
-            self._is_expected,
+            functools.partial(ServerHandshake, secret, self._is_expected),
             decode_for_controller,
             self._add_accepted,
             len(CHANNELS) * expected,

@@ -155,7 +155,8 @@ class JoinLauncher:
         except OSError as error:
             raise HostStartError(f"connect({name!r}): cannot listen for agents: {error}") from None
         self.address = endpoints.advertise or endpoints.bind, self._server.getsockname()[1]
-        Acceptor(self._server, secret, self._admits, decode_from_joined, self._accept, hosts)
+        make_handshake = functools.partial(ServerHandshake, secret, self._admits)
+        Acceptor(self._server, make_handshake, decode_from_joined, self._accept, hosts)
 
     def launch(
         self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event

@@ -46,16 +46,13 @@ class NotAuthenticatedError(ConnectionEnded):
 Decode = Callable[[bytearray], Any]
 """Decoder of messages."""
 
-ConnectionHandler = Callable[[Connection[Any], ServerHandshake], None]
-"""Handler of an authenticated connection."""
 
-
-class Acceptor:
+class Acceptor[Handshake: ServerHandshake]:
     """Acceptor of connections, with a thread for each handshake: a silent peer delays no other.
 
     Args:
       server: the socket; shutting it down stops the acceptor.
-      admits: returns whether connections for a purpose are accepted.
+      make_handshake: creates the handshake of a connection, from a random nonce.
       decode: decodes messages of the peers.
       on_authenticated: handles authenticated connections, in a thread for each; others are closed.
       expected: number of handshakes that are expected at the same time, in addition to the usual limit.
@@ -64,15 +61,13 @@ class Acceptor:
     def __init__(
         self,
         server: socket.socket,
-        secret: bytes,
-        admits: Callable[[Purpose], bool],
+        make_handshake: Callable[[bytes], Handshake],
         decode: Decode,
-        on_authenticated: ConnectionHandler,
+        on_authenticated: Callable[[Connection[Any], Handshake], None],
         expected: int = 0,
     ) -> None:
         self._server = server
-        self._secret = secret
-        self._admits = admits
+        self._make_handshake = make_handshake
         self._decode = decode
         self._on_authenticated = on_authenticated
         self._pending: PendingConnections[socket.socket] = PendingConnections(
@@ -109,7 +104,7 @@ class Acceptor:
                 sock.close()
 
     def _authenticate(self, sock: socket.socket, where: str) -> None:
-        handshake = ServerHandshake(self._secret, self._admits, secrets.token_bytes(NONCE_BYTES))
+        handshake = self._make_handshake(secrets.token_bytes(NONCE_BYTES))
         connection: Connection[Any] = Connection(sock, self._decode, where)
         try:
             authenticate(connection, handshake)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -90,10 +90,11 @@ class ServerHandshake:
     Attributes:
       purpose: what the connection is for; None until the client is authenticated.
       versions: the client's versions of pathways, jaxlib and Python.
+      secret: the secret of the cluster; once the client is authenticated, the one that it knows.
     """
 
     def __init__(self, secret: bytes, admits: Callable[[Purpose], bool], nonce: bytes) -> None:
-        self._secret = secret
+        self.secret = secret
         self._admits = admits
         self._nonce = nonce
         self._open: Open | None = None
@@ -115,13 +116,21 @@ class ServerHandshake:
                 return Challenge(self._nonce)
             case Proof() if self._open is not None and self.purpose is None:
                 transcript = _transcript(self._open, self._nonce, message.versions)
-                if not hmac.compare_digest(message.code, _code(self._secret, _CLIENT, transcript)):
+                for secret in self.secrets(self._open.purpose):
+                    if hmac.compare_digest(message.code, _code(secret, _CLIENT, transcript)):
+                        break
+                else:
                     raise MessageError(f"{_STRANGER}: it does not know the secret of this cluster")
                 if not self._admits(self._open.purpose):
                     raise MessageError(f"no handler for {self._open.purpose}")
                 self.purpose, self.versions = self._open.purpose, message.versions
-                return Welcome(_code(self._secret, _SERVER, transcript))
+                self.secret = secret
+                return Welcome(_code(secret, _SERVER, transcript))
         raise MessageError(f"{_STRANGER}: unexpected {type(message).__name__} during the handshake")
+
+    def secrets(self, purpose: Purpose) -> Sequence[bytes]:
+        """Returns the secrets that are valid for a purpose; the client has to know one of them."""
+        return (self.secret,)
 
 
 def _transcript(opened: Open, nonce: bytes, versions: tuple[str, str, str]) -> bytes:

@@ -68,7 +68,8 @@ class Probes:
         self._server = server
         address, port = server.getsockname()[:2]
         self.address = f"{address}:{port}"
-        Acceptor(server, secret, self._admits, decode_for_worker, self._answer)
+        make_handshake = functools.partial(ServerHandshake, secret, self._admits)
+        Acceptor(server, make_handshake, decode_for_worker, self._answer)
 
     def watch(self, peers: Mapping[int, str]) -> None:
         """Starts to ping peers, unless they are pinged already.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import queue
 import resource
@@ -33,7 +34,8 @@ def server() -> Iterator[tuple[tuple[str, int], Accepted]]:
     """Address of an acceptor, and the connections that it has accepted."""
     accepted: Accepted = queue.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        Acceptor(sock, SECRET, lambda _: True, decode_for_controller, lambda *peer: accepted.put(peer))
+        make_handshake = functools.partial(ServerHandshake, SECRET, lambda _: True)
+        Acceptor(sock, make_handshake, decode_for_controller, lambda *peer: accepted.put(peer))
         yield sock.getsockname(), accepted
         sock.shutdown(socket.SHUT_RDWR)
 

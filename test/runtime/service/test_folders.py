@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import pytest
 
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
+from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.service.client.attaching import attachment_of
 from pathways.runtime.service.protocol.admin import ADMIN_PURPOSE, decode_for_admin, decode_handshake
 from pathways.runtime.service.protocol.folders import (
@@ -166,9 +168,8 @@ def test_cluster_folder_reports_a_service_that_does_not_answer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         where = f"^the service at 127.0.0.1:{address[1]} "
-        Acceptor(
-            server, b"s" * 32, lambda _: True, decode_handshake, lambda connection, _: connection.close()
-        )
+        make_handshake = functools.partial(ServerHandshake, b"s" * 32, lambda _: True)
+        Acceptor(server, make_handshake, decode_handshake, lambda connection, _: connection.close())
         call_service(address, b"s" * 32, ADMIN_PURPOSE, decode_for_admin).close()
         with pytest.raises(HostError, match=f"{where}rejects this token: it belongs to another cluster"):
             call_service(address, b"o" * 32, ADMIN_PURPOSE, decode_for_admin)
