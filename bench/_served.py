@@ -30,13 +30,13 @@ from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
-from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.client.attaching import Attachment, attach_at
 from pathways.runtime.service.protocol.service_messages import decode_for_service
+from pathways.runtime.service.protocol.tokens import ClientTokens, ServiceHandshake
 from pathways.runtime.service.service import Service
 
 _SECRET = bytes(range(32))
@@ -195,7 +195,8 @@ def serve(arguments: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(config["place"])
         server.listen(128)
-        make_handshake = functools.partial(ServerHandshake, _SECRET, service.admits)
+        tokens = ClientTokens(_SECRET, Path(f"{config['place']}.revoked"))
+        make_handshake = functools.partial(ServiceHandshake, tokens, service.admits)
         Acceptor(server, make_handshake, decode_for_service, service.accept)
 
         def reply_with_status() -> None:

@@ -18,14 +18,17 @@ _DESCRIPTION = """\
   pw-cluster status lab [--json] [--watch]     its islands, hosts and clients
   pw-cluster run lab [--client ann] [--islands island0,island1] [--files DIR] [--with-cpu] -- python a.py
                                                run a JAX program on its devices; exit with its exit code
+  pw-cluster token lab CLIENT [-o FILE] [--revoke]
+                                               print a token that is bound to the name of a client
   pw-cluster end lab CLIENT                    end a client, and free all that it owns
   pw-cluster down lab                          end it, with its workers and clients
   pw-cluster logs lab [--follow]               what its service and its workers have written
 
 Programs use it by pathways.connect(attach="lab", client="ann"). The name of a cluster is that of the file
-unless it is given. In place of a name, status, end and down take an address and a port, as in 10.0.0.5:7070,
-with --token. Folders of clusters are in $PW_CLUSTERS, by default ~/.local/state/pathways/clusters.
-pw-cluster COMMAND --help lists the flags of a command.
+unless it is given. In place of a name, status, token, end and down take an address and a port, as in
+10.0.0.5:7070, with --token. With the token of a client, its holder may attach under its name, see the status
+and end itself; all else needs the token of the cluster. Folders of clusters are in $PW_CLUSTERS, by default
+~/.local/state/pathways/clusters. pw-cluster COMMAND --help lists the flags of a command.
 """
 
 
@@ -62,7 +65,7 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
 def make_parser() -> FlagParser:
     """Returns the flags of the tool."""
-    usage = "pw-cluster up|list|status|run|end|down|logs [CLUSTER] [flags]"
+    usage = "pw-cluster up|list|status|run|token|end|down|logs [CLUSTER] [flags]"
     parser = FlagParser("pw-cluster", usage, _DESCRIPTION, library=None)
     up = parser.add_command("up", "FILE [flags]", "Starts the cluster of a file.")
     parser.add_command("list", "", "Lists the clusters that are up.")
@@ -72,6 +75,9 @@ def make_parser() -> FlagParser:
         "CLUSTER [flags] -- PROGRAM [ARGUMENT ...]",
         "Runs an unmodified JAX program on the devices of a cluster.",
     )
+    token = parser.add_command(
+        "token", "CLUSTER CLIENT [flags]", "Prints a token with which its holder is this client only."
+    )
     end = parser.add_command("end", "CLUSTER CLIENT [flags]", "Ends a client, and frees all that it owns.")
     down = parser.add_command("down", "CLUSTER [flags]", "Ends a cluster, with its workers and clients.")
     logs = parser.add_command(
@@ -79,14 +85,18 @@ def make_parser() -> FlagParser:
     )
     up.add_argument("target", metavar="FILE", help="a configuration file, in TOML")
     logs.add_argument("target", metavar="CLUSTER", help="the name of a cluster")
-    for parser_of in (status, run, end, down):
+    for parser_of in (status, run, token, end, down):
         parser_of.add_argument("target", metavar="CLUSTER", help="its name, or an address and a port")
-        parser_of.add_argument("--token", metavar="FILE", help="a copy of the token of a cluster elsewhere")
+        parser_of.add_argument("--token", metavar="FILE", help="a copy of a token of the cluster")
     up.add_argument("--name", metavar="NAME", help="the name of the cluster; default: that of the file")
     up.add_argument("--foreground", action="store_true", help="stay, and log to standard error")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.add_argument("--watch", action="store_true", help="refresh every second")
-    run.add_argument("--client", metavar="NAME", help="its name at the service; default: user and process id")
+    run.add_argument(
+        "--client",
+        metavar="NAME",
+        help="its name at the service; default: the token's, or user and process id",
+    )
     run.add_argument(
         "--islands",
         type=lambda text: text.split(","),
@@ -101,7 +111,10 @@ def make_parser() -> FlagParser:
         help="folder below which it may have hosts write and read arrays; may be repeated",
     )
     run.add_argument("--with-cpu", action="store_true", help="it also gets the CPU of its own process")
-    end.add_argument("client", metavar="CLIENT", help="the name of a client")
+    for parser_of in (token, end):
+        parser_of.add_argument("client", metavar="CLIENT", help="the name of a client")
+    token.add_argument("-o", dest="output", default="-", metavar="FILE", help="default: standard output")
+    token.add_argument("--revoke", action="store_true", help="make all its tokens so far invalid before")
     logs.add_argument("--follow", action="store_true", help="keep following until the cluster ends")
     return parser
 

@@ -99,9 +99,11 @@ def connect(
       attach: the service to attach to as a client, which shares its islands with other clients and was
         started with `pw-cluster up`: the name of its cluster, as in `"lab"`, or its address, as in
         `"10.0.0.5:7070"`.
-      client: the name of this process at the service; by default the name of the user and the process id. A
-        name belongs to one client at a time; its share may be set in the file of the cluster.
-      token: the path of a copy of the token of the cluster; by default that in its folder on this machine.
+      client: the name of this process at the service; by default that of the token of a client, or the name
+        of the user and the process id. A name belongs to one client at a time; its share may be set in the
+        file of the cluster.
+      token: the path of a copy of the token of the cluster, by default that in its folder on this machine; or
+        of the token of a client (`pw-cluster token`).
       unknown: any other keyword, which is an error.
 
     Raises:

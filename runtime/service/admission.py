@@ -10,13 +10,13 @@ from typing import Any
 
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.launch.settings import Settings
-from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import CHANNELS, versions
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.island_views import island_facts
 from pathways.runtime.service.protocol import service_messages
 from pathways.runtime.service.protocol.service_messages import AdmissionDenied, Admitted
+from pathways.runtime.service.protocol.tokens import ServiceHandshake
 from pathways.runtime.service.served_client import ServedClient
 
 CONNECT_SECONDS = 10.0
@@ -53,7 +53,7 @@ class Admission:
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
+    def accept(self, connection: Connection[Any], handshake: ServiceHandshake) -> None:
         """Accepts a connection of an authenticated client; the first one requests admission."""
         purpose = handshake.purpose
         assert purpose is not None
@@ -68,6 +68,7 @@ class Admission:
             is_expected = (
                 client is not None
                 and client.name == purpose.name
+                and client.has_client_token == (handshake.token_of is not None)
                 and not client.disconnected.is_set()
                 and purpose.channel not in client.connections
             )
@@ -79,7 +80,7 @@ class Admission:
         if is_complete:
             self._join(client)
 
-    def _admit(self, connection: Connection[Any], handshake: ServerHandshake, name: str) -> None:
+    def _admit(self, connection: Connection[Any], handshake: ServiceHandshake, name: str) -> None:
         """Admits a client, or sends it the reason why not."""
         self._wait_for_disconnect(name)
         why = None
@@ -91,11 +92,15 @@ class Admission:
                 why = f"a client called {name!r} already exists; choose another name with client="
             if why is None and self._is_closed:
                 why = "it is shutting down"
+            # With the lock: a token that is revoked later disconnects the client, which is found then.
+            if why is None and handshake.is_revoked():
+                why = "its token was revoked"
             if why is None:
                 weight = self._weights.get(name, 1.0)
                 facts = tuple(map(island_facts, self._pool.gangs))
                 starts = tuple(island.start for island in facts)
-                client = ServedClient(next(self._numbers), name, weight, connection, starts)
+                has_client_token = handshake.token_of is not None
+                client = ServedClient(next(self._numbers), name, weight, connection, starts, has_client_token)
                 self.clients[client.number] = client
         # If the client is disconnected already, `check_connected` removes it.
         with contextlib.suppress(ConnectionEnded):

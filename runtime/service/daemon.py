@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.hosts.launch.launcher_choice import start_description
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.launch.sockets import Address
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
-from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.status import ServiceStatus
@@ -33,16 +34,20 @@ from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.configuration import Configuration, read
 from pathways.runtime.service.protocol.admin import (
     ADMIN_PURPOSE,
+    AdminDenied,
     DisconnectReply,
     DisconnectRequest,
     ShutdownReply,
     ShutdownRequest,
     StatusReply,
     StatusRequest,
+    TokenReply,
+    TokenRequest,
     decode_from_admin,
     decode_handshake,
 )
-from pathways.runtime.service.protocol.folders import ClusterFolder, shown
+from pathways.runtime.service.protocol.folders import ClusterFolder, check_name, shown
+from pathways.runtime.service.protocol.tokens import ClientTokens, ServiceHandshake
 from pathways.runtime.service.sharing.scheduler import Policy
 
 STAY = b"stay\n"
@@ -58,10 +63,11 @@ class SharedService(Protocol):
     """Interface of a service to its process; see `service.Service`."""
 
     def admits(self, purpose: Purpose) -> bool: ...
-    def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None: ...
+    def accept(self, connection: Connection[Any], handshake: ServiceHandshake) -> None: ...
     def serve(self) -> None: ...
     def status(self) -> ServiceStatus: ...
     def disconnect_client(self, name: str) -> bool: ...
+    def revoke(self, name: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -180,7 +186,7 @@ def _run(
     signals: _ExitSignals,
     caller: _Caller,
 ) -> None:
-    secret = folder.secret(configuration.token)
+    tokens = ClientTokens(folder.secret(configuration.token), folder.revoked)
     if (file := configuration.settings.secret_file) is not None:
         # Before the address to join is announced.
         secret_of(file)
@@ -192,8 +198,8 @@ def _run(
         signals.service = service
         try:
             server.listen(_BACKLOG)
-            make_handshake = functools.partial(ServerHandshake, secret, _admits(service))
-            Acceptor(server, make_handshake, decode_handshake, _connection_handler(service))
+            make_handshake = functools.partial(ServiceHandshake, tokens, _admits(service))
+            Acceptor(server, make_handshake, decode_handshake, _connection_handler(service, tokens))
             folder.publish(address)
             caller.report(ready=_ready_message(configuration, folder, address))
             service.serve()
@@ -243,18 +249,24 @@ def _bound_socket(
 
 
 def _admits(service: SharedService) -> Callable[[Purpose], bool]:
-    return lambda purpose: purpose == ADMIN_PURPOSE or service.admits(purpose)
+    return lambda purpose: _is_admin(purpose) or service.admits(purpose)
 
 
-def _connection_handler(service: SharedService) -> Callable[[Connection[Any], ServerHandshake], None]:
-    def handle(connection: Connection[Any], handshake: ServerHandshake) -> None:
-        if handshake.purpose != ADMIN_PURPOSE:
+def _is_admin(purpose: Purpose | None) -> bool:
+    return purpose is not None and msgspec.structs.replace(purpose, name="") == ADMIN_PURPOSE
+
+
+def _connection_handler(
+    service: SharedService, tokens: ClientTokens
+) -> Callable[[Connection[Any], ServiceHandshake], None]:
+    def handle(connection: Connection[Any], handshake: ServiceHandshake) -> None:
+        if not _is_admin(handshake.purpose):
             service.accept(connection, handshake)
             return
         connection.decode = decode_from_admin
         try:
             while True:
-                _handle_request(service, connection, connection.receive())
+                _handle_request(service, tokens, handshake, connection, connection.receive())
         except ConnectionEnded:
             pass
         except (HostError, MessageError) as error:
@@ -265,13 +277,22 @@ def _connection_handler(service: SharedService) -> Callable[[Connection[Any], Se
     return handle
 
 
-def _handle_request(service: SharedService, connection: Connection[Any], request: object) -> None:
+def _handle_request(
+    service: SharedService,
+    tokens: ClientTokens,
+    handshake: ServiceHandshake,
+    connection: Connection[Any],
+    request: object,
+) -> None:
     """Handles a request of `pw-cluster`.
 
     Raises:
       ConnectionEnded: the connection was closed.
       MessageError: the message is no request.
     """
+    if (why := _why_denied(request, handshake)) is not None:
+        connection.send(AdminDenied(why))
+        return
     match request:
         case StatusRequest():
             connection.send(StatusReply(service.status()))
@@ -281,8 +302,48 @@ def _handle_request(service: SharedService, connection: Connection[Any], request
             log.info("shutting down: requested by pw-cluster down")
             connection.send(ShutdownReply())
             service.close()
+        case TokenRequest():
+            connection.send(_issue_token(service, tokens, request))
         case _:
             raise MessageError(f"unexpected message {type(request).__name__}")
+
+
+def _why_denied(request: object, handshake: ServiceHandshake) -> str | None:
+    """Returns why the token of a peer does not allow a request; None if it does.
+
+    The token of the cluster allows all requests, that of a client only those that are listed here.
+    """
+    name = handshake.token_of
+    if name is None:
+        return None
+    if handshake.is_revoked():
+        return f"this token of client {name!r} was revoked"
+    match request:
+        case StatusRequest():
+            return None
+        case DisconnectRequest() if request.name == name:
+            return None
+        case DisconnectRequest():
+            action = f"ending client {request.name!r}"
+        case _:
+            action = "the request"
+    return f"{action} needs the token of the cluster, and this one is of client {name!r}"
+
+
+def _issue_token(
+    service: SharedService, tokens: ClientTokens, request: TokenRequest
+) -> TokenReply | AdminDenied:
+    """Returns a token of a client, after all earlier ones were revoked if this is requested."""
+    try:
+        name = check_name(request.name, "a client")
+        if request.revoke:
+            tokens.revoke(name)
+    except (OSError, ValueError) as error:
+        return AdminDenied(str(error))
+    if request.revoke:
+        log.info("the tokens of client %r were revoked", name)
+        service.revoke(name)
+    return TokenReply(tokens.token_of(name))
 
 
 def _begin_log(folder: ClusterFolder, is_foreground: bool) -> None:

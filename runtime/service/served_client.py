@@ -152,6 +152,7 @@ class ServedClient:
       weight: its share.
       watch: the first of its connections.
       starts: for each island the start of its workers, as the client was admitted with it.
+      has_client_token: whether it has attached with a token of its name, not with the token of the cluster.
 
     Attributes:
       connections: its connections, by the names of `messages.CHANNELS`.
@@ -172,12 +173,19 @@ class ServedClient:
     watch: Sender
 
     def __init__(
-        self, number: int, name: str, weight: float, watch: Connection[Any], starts: tuple[int, ...] = ()
+        self,
+        number: int,
+        name: str,
+        weight: float,
+        watch: Connection[Any],
+        starts: tuple[int, ...] = (),
+        has_client_token: bool = False,
     ) -> None:
         self.number = number
         self.name = name
         self.weight = weight
         self.starts = starts
+        self.has_client_token = has_client_token
         self.connections: dict[str, Connection[Any]] = {"watch": watch}
         self.programs: dict[int, ServedProgram] = {}
         self.last = 0

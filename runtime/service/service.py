@@ -181,6 +181,13 @@ class Service:
         self.request_disconnect(client, "requested by pw-cluster end")
         return client.disconnected.wait(10)
 
+    def revoke(self, name: str) -> None:
+        """Disconnects the client of a name if it has attached with a token of this name."""
+        client = self._admission.find(name)
+        if client is not None and client.has_client_token:
+            self.request_disconnect(client, "its token was revoked")
+            client.disconnected.wait(10)
+
     def close(self) -> None:
         """Has `serve` disconnect all clients, end the workers and return; any thread may call it."""
         self._closed.set()

@@ -29,6 +29,7 @@ from file_mutations import (
 from pathways.runtime.bundle.file import read
 from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.service import configuration
+from pathways.runtime.service.protocol.tokens import credentials_of
 from pathways.tools import pw_bundle, pw_compile, pw_opt, pw_run, pw_sim, pw_viz
 from pathways.tools.common.errors import UserError
 from pathways.tools.inputs.arrays import write_arrays
@@ -159,9 +160,7 @@ KINDS = (
     _kind("pw-bundle FILE", "two.pwb", mutate_bundle, "pw-bundle verify {seed}", **_C),
     _kind("pw-bundle FILE", "two.pwb", mutate_bundle, "pw-bundle inspect {seed}", **_C),
     _kind("pw-cluster FILE", "lab.toml", mutate_text, _of_tool("pw-cluster", configuration.read)),
-    _kind(
-        "pw-cluster --token", "token", mutate_bytes, _of_tool("pw-cluster", lambda p: secret_of(p, "token"))
-    ),
+    _kind("pw-cluster --token", "token", mutate_bytes, _of_tool("pw-cluster", credentials_of)),
     _kind("pw-worker --secret-file", "token", mutate_bytes, _of_tool("pw-worker", secret_of)),
     _kind("pw-lsp TEXT", "placed.mlir", mutate_mlir, _of_tool("pw-lsp", _edit), **_C),
 )
@@ -195,7 +194,7 @@ OTHER_VALUES = frozenset(
             "pw-run --trace",
         ),
         *("pw-opt --mlir-pass-pipeline-crash-reproducer", "pw-run --outputs", "pw-sim -o", "pw-sim --trace"),
-        *("pw-sim --save-times", "pw-viz -o"),
+        *("pw-sim --save-times", "pw-viz -o", "pw-cluster -o"),
     ]
 )
 """Flags and arguments with a value that names no file to read."""

@@ -13,10 +13,10 @@ from pathways.runtime.clusters.starter_choice import starter_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
-from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.resilience.snapshots.run_names import remove_all_client_runs
 from pathways.runtime.service.client.attaching import Attachment, attach_at
 from pathways.runtime.service.protocol.service_messages import decode_for_service
+from pathways.runtime.service.protocol.tokens import ClientTokens, ServiceHandshake
 from pathways.runtime.service.service import Service
 
 
@@ -35,7 +35,8 @@ class ServiceInThreads:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(self._place)
         self._server.listen(64)
-        make_handshake = functools.partial(ServerHandshake, self._secret, self.service.admits)
+        tokens = ClientTokens(self._secret, folder / "revoked")
+        make_handshake = functools.partial(ServiceHandshake, tokens, self.service.admits)
         Acceptor(self._server, make_handshake, decode_for_service, self.service.accept)
         self._thread = threading.Thread(target=self.service.serve, daemon=True)
         self._thread.start()

@@ -16,11 +16,11 @@ from typing import Any
 
 from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.settings import Settings
-from pathways.runtime.hosts.protocol.handshake import ServerHandshake
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.resources.status import ClientStatus, IslandStatus, ServiceStatus, SharedHostStatus
 from pathways.runtime.service import daemon
+from pathways.runtime.service.protocol.tokens import ServiceHandshake
 from pathways.runtime.service.sharing.scheduler import Policy
 
 
@@ -37,14 +37,16 @@ class FakeService:
         self._weights = weights
         self._clients: dict[str, tuple[Connection[Any], float]] = {}
         self._since = time.time()
+        self._tokens: dict[str, str | None] = {}
         self._closed = threading.Event()
 
     def admits(self, purpose: Purpose) -> bool:
         return purpose.role == "client" and purpose.channel in CHANNELS and bool(purpose.name)
 
-    def accept(self, connection: Connection[Any], handshake: ServerHandshake) -> None:
+    def accept(self, connection: Connection[Any], handshake: ServiceHandshake) -> None:
         assert handshake.purpose is not None
         self._clients[handshake.purpose.name] = connection, time.time()
+        self._tokens[handshake.purpose.name] = handshake.token_of
 
     def serve(self) -> None:
         self._closed.wait()
@@ -77,6 +79,10 @@ class FakeService:
         client[0].close()
         daemon.log.info("client %r disconnected", name)
         return True
+
+    def revoke(self, name: str) -> None:
+        if self._tokens.get(name) is not None:
+            self.disconnect_client(name)
 
     def close(self) -> None:
         for name in [*self._clients]:

@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.protocol.messages import Ping, Purpose
-from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.service.protocol.admin import (
     ADMIN_PURPOSE,
     StatusReply,
@@ -30,6 +31,7 @@ from pathways.runtime.service.protocol.admin import (
     decode_handshake,
 )
 from pathways.runtime.service.protocol.folders import ClusterFolder, call_service, find_service
+from pathways.runtime.service.protocol.tokens import credentials_of
 from pathways.tools import pw_cluster
 from pathways.tools.drivers import cluster
 
@@ -87,7 +89,8 @@ def wait(known) -> None:
 
 
 def status(name: str) -> StatusReply:
-    connection = call_service(*find_service(name), ADMIN_PURPOSE, decode_for_admin)
+    address, credentials = find_service(name)
+    connection = call_service(address, credentials.secret, ADMIN_PURPOSE, decode_for_admin)
     connection.send(StatusRequest())
     answer = connection.receive()
     connection.close()
@@ -97,8 +100,10 @@ def status(name: str) -> StatusReply:
 
 @pytest.mark.quick
 def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
-    address, secret = find_service("lab")
-    ann = call_service(address, secret, Purpose("watch", "client", 0, 0, "service", "ann"), decode_for_admin)
+    address, credentials = find_service("lab")
+    ann = call_service(
+        address, credentials.secret, Purpose("watch", "client", 0, 0, "service", "ann"), decode_for_admin
+    )
     wait(lambda: status("lab").status.clients)
     capfd.readouterr()
     assert pw_cluster.main(["status", "lab", "--json"]) == 0
@@ -167,6 +172,109 @@ def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
     assert "client 'ann' disconnected\n" in capfd.readouterr().out
 
 
+@contextlib.contextmanager
+def attached(name: str, token: Path) -> Iterator[Connection[Any]]:
+    """The first connection of a client to the cluster lab, once it is shown in the status."""
+    purpose = Purpose("watch", "client", 0, 0, "service", name)
+    secret = credentials_of(str(token)).secret
+    with contextlib.closing(
+        call_service(find_service("lab")[0], secret, purpose, decode_for_admin)
+    ) as connection:
+        wait(lambda: name in clients())
+        yield connection
+
+
+def clients() -> list[str]:
+    """Returns the names of the clients of the cluster lab."""
+    return [client.name for client in status("lab").status.clients]
+
+
+@pytest.mark.quick
+def test_pw_cluster_issues_tokens_of_clients(lab, tmp_path, capfd):
+    file = tmp_path / "ann.token"
+    assert pw_cluster.main(["token", "lab", "ann", "-o", str(file)]) == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    capfd.readouterr()
+    assert pw_cluster.main(["token", "lab", "ann"]) == 0
+    assert capfd.readouterr().out == file.read_text()
+    with attached("ann", file) as ann, attached("bo", lab.token):
+        with (
+            pytest.raises(HostError, match=r"rejects this token: .*, or was revoked$"),
+            attached("cy", file),
+        ):
+            pass
+        for arguments, action in (
+            (["down", "lab"], "the request"),
+            (["end", "lab", "bo"], "ending client 'bo'"),
+            (["token", "lab", "ann", "--revoke"], "the request"),
+        ):
+            assert pw_cluster.main([*arguments, "--token", str(file)]) == 1
+            assert capfd.readouterr().err == (
+                f"pw-cluster: error: {action} needs the token of the cluster, "
+                "and this one is of client 'ann'\n"
+            )
+        # By the address of the service, as on another machine.
+        assert pw_cluster.main(["status", str(lab.socket), "--token", str(file)]) == 0
+        assert "\n  bo      1 " in capfd.readouterr().out
+        assert pw_cluster.main(["end", "lab", "ann", "--token", str(file)]) == 0
+        with pytest.raises(ConnectionEnded):
+            ann.receive()
+        assert clients() == ["bo"]
+        assert pw_cluster.main(["end", "lab", "bo"]) == 0
+
+
+def test_pw_cluster_revokes_tokens(lab, tmp_path, capfd):
+    old, new, other = (tmp_path / name for name in ("old", "new", "bo"))
+    for name, file in (("ann", old), ("bo", other)):
+        assert pw_cluster.main(["token", "lab", name, "-o", str(file)]) == 0
+    with attached("bo", other):
+        with attached("ann", old) as ann, started("status", "lab", "--watch", "--token", str(old)) as watch:
+            assert watch.stdout.readline()
+            assert pw_cluster.main(["token", "lab", "ann", "--revoke", "-o", str(new)]) == 0
+            with pytest.raises(ConnectionEnded):
+                ann.receive()
+            _, error = watch.communicate(timeout=30)
+        assert error == "pw-cluster: error: this token of client 'ann' was revoked\n"
+        capfd.readouterr()
+        assert pw_cluster.main(["status", "lab", "--token", str(old)]) == 1
+        assert "rejects this token: it belongs to another cluster, or was revoked\n" in capfd.readouterr().err
+        assert pw_cluster.main(["status", "lab", "--token", str(new)]) == 0
+        # A client that has attached with the token of the cluster stays.
+        with attached("ann", lab.token):
+            assert pw_cluster.main(["token", "lab", "ann", "--revoke"]) == 0
+            assert clients() == ["bo", "ann"]
+        for name in ("ann", "bo"):
+            assert pw_cluster.main(["end", "lab", name]) == 0
+
+
+def test_pw_cluster_writes_no_token_where_others_may_read_it(lab, tmp_path, capfd):
+    """Tokens stay valid then."""
+    (tmp_path / "open").touch(0o644)
+    (tmp_path / "link").symlink_to(lab.token)
+    capfd.readouterr()
+    assert pw_cluster.main(["token", "lab", "cy"]) == 0
+    token = capfd.readouterr().out
+    for name, error in (
+        ("open", "{} is open to others (mode 0644): remove it, or choose another file"),
+        ("link", "{} is not a regular file"),
+        (".", "{} is not a regular file"),
+        ("none/token", "{}: no file can be created in {.parent}"),
+    ):
+        file = tmp_path / name
+        assert pw_cluster.main(["token", "lab", "cy", "--revoke", "-o", str(file)]) == 1
+        assert capfd.readouterr().err == f"pw-cluster: error: {error.format(file, file)}\n"
+    assert pw_cluster.main(["token", "lab", "cy"]) == 0
+    assert capfd.readouterr().out == token
+
+
+def test_pw_cluster_does_not_start_with_a_damaged_list_of_revoked_tokens(folder, capfd):
+    damaged = ClusterFolder("damaged")
+    damaged.path.mkdir(0o700)
+    damaged.revoked.write_text("[]")
+    assert pw_cluster.main(["up", f"{folder}/lab.toml", "--name", "damaged"]) == 1
+    assert f"error: {damaged.revoked}, the list of revoked tokens, is damaged: " in capfd.readouterr().err
+
+
 def test_pw_cluster_starts_no_second_cluster_of_a_name(lab, folder, capfd):
     pid = lab.pid()
     assert pw_cluster.main(["up", f"{folder}/lab.toml"]) == 1
@@ -179,7 +287,7 @@ def test_pw_cluster_starts_no_second_cluster_of_a_name(lab, folder, capfd):
 
 def test_pw_cluster_survives_strangers_at_its_socket(lab):
     """Clients are served after messages of any bytes."""
-    address, secret = find_service("lab")
+    address, credentials = find_service("lab")
     assert isinstance(address, str)
     for message in (
         b"",
@@ -193,14 +301,14 @@ def test_pw_cluster_survives_strangers_at_its_socket(lab):
     with pytest.raises(HostError, match="rejects this token: it belongs to another cluster"):
         call_service(address, b"x" * 64, ADMIN_PURPOSE, decode_for_admin)
     # Who knows the secret, but says what has no sense.
-    wrong = call_service(address, secret, ADMIN_PURPOSE, decode_handshake)
+    wrong = call_service(address, credentials.secret, ADMIN_PURPOSE, decode_handshake)
     wrong.send(Ping(1))
     with pytest.raises(ConnectionEnded):
         wrong.receive()
     wrong.close()
     for purpose in (Purpose("admin", "worker", 0, 0, "service"), Purpose("steps", "client", 0, 0, "service")):
         with pytest.raises(HostError, match="rejects this token"):
-            call_service(address, secret, purpose, decode_for_admin)
+            call_service(address, credentials.secret, purpose, decode_for_admin)
     assert status("lab").status.pid == lab.pid()
 
 
@@ -208,7 +316,7 @@ def test_pw_cluster_starts_anew_after_a_kill(folder, capfd):
     arguments = ["up", f"{folder}/lab.toml", "--name", "killed"]
     assert pw_cluster.main(arguments) == 0
     killed = ClusterFolder("killed")
-    pid, (_, secret) = killed.pid(), find_service("killed")
+    pid, (_, credentials) = killed.pid(), find_service("killed")
     os.kill(pid, signal.SIGKILL)
     wait(lambda: not killed.is_held())
     capfd.readouterr()
@@ -217,7 +325,7 @@ def test_pw_cluster_starts_anew_after_a_kill(folder, capfd):
         f"killed' is not up any more: its service (process {pid}) was killed; see " in capfd.readouterr().err
     )
     assert pw_cluster.main(arguments) == 0
-    assert find_service("killed")[1] == secret
+    assert find_service("killed")[1] == credentials
     # As a service manager ends it.
     os.kill(killed.pid(), signal.SIGTERM)
     wait(lambda: not killed.is_held())
@@ -327,10 +435,10 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected a command: up, list, status, run, end, down, logs; see pw-cluster --help"),
+        ([], "expected a command: up, list, status, run, token, end, down, logs; see pw-cluster --help"),
         (
             ["upp"],
-            "argument COMMAND: must be one of up, list, status, run, end, down, logs, got 'upp'; did",
+            "argument COMMAND: must be one of up, list, status, run, token, end, down, logs, got 'upp'; did",
         ),
         (["up"], "pw-cluster up: expected FILE"),
         (["end", "lab"], "pw-cluster end: expected CLIENT"),
@@ -345,6 +453,8 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
         (["status", "10.0.0.5:7070"], "10.0.0.5:7070: expected token=, the path of a copy of the token"),
         (["status", "10.0.0.5:7070", "--token", "/nowhere"], "/nowhere: token: No such file or directory"),
         (["logs", "nothing"], "cluster 'nothing' has no log: there is no file "),
+        (["token", "lab"], "pw-cluster token: expected CLIENT"),
+        (["token", "lab", "a b"], "'a b' is not a name of a client: expected letters, digits"),
     ],
 )
 def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
@@ -364,6 +474,7 @@ def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
         ("end", {"--token"}),
         ("down", {"--token"}),
         ("logs", {"--follow"}),
+        ("token", {"--revoke", "--token"}),
     ],
 )
 def test_pw_cluster_helps_with_each_command(capfd, command, flags):

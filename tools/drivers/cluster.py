@@ -13,11 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.folders import exposure, replace_file
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.tables import table
 from pathways.runtime.service.daemon import STAY
@@ -37,7 +41,15 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 def run(options: argparse.Namespace) -> int:
     """Runs the tool for its flags; returns the exit code."""
-    commands = {"up": _up, "list": _list, "status": _status, "end": _end, "down": _down, "logs": _logs}
+    commands = {
+        "up": _up,
+        "list": _list,
+        "status": _status,
+        "token": _token,
+        "end": _end,
+        "down": _down,
+        "logs": _logs,
+    }
     try:
         commands[options.command](options)
     except BrokenPipeError:
@@ -136,6 +148,33 @@ def _show(options: argparse.Namespace, status: ServiceStatus) -> None:
     print(f"{clear}{status}", flush=True)
 
 
+def _token(options: argparse.Namespace) -> None:
+    name = folders.check_name(options.client, "a client")
+    file = Path(options.output)
+    if options.output != "-":
+        # Before anything is revoked.
+        _check_output(file)
+    with _called(options) as service:
+        reply = _request(service, admin.TokenRequest(name, options.revoke))
+    assert isinstance(reply, admin.TokenReply)
+    if options.output == "-":
+        print(reply.token)
+    else:
+        replace_file(file, f"{reply.token}\n".encode())
+
+
+def _check_output(file: Path) -> None:
+    """Checks that a token may be written to a file; UserError: it may not."""
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise UserError(f"{file}: no file can be created in {file.parent}")
+    if not os.path.lexists(file):
+        return
+    if not file.is_file() or file.is_symlink():
+        raise UserError(f"{file} is not a regular file")
+    if problem := exposure(file.stat()):
+        raise UserError(f"{file} {problem}: remove it, or choose another file")
+
+
 def _end(options: argparse.Namespace) -> None:
     with _called(options) as service:
         answer = _request(service, admin.DisconnectRequest(options.client))
@@ -210,8 +249,9 @@ def _logs(options: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
     """Yields a connection to the service of a cluster."""
-    address, secret = folders.find_service(options.target, options.token)
-    connection = folders.call_service(address, secret, admin.ADMIN_PURPOSE, admin.decode_for_admin)
+    address, credentials = folders.find_service(options.target, options.token)
+    purpose = msgspec.structs.replace(admin.ADMIN_PURPOSE, name=credentials.name)
+    connection = folders.call_service(address, credentials.secret, purpose, admin.decode_for_admin)
     try:
         yield connection
     finally:
@@ -219,10 +259,13 @@ def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
 
 
 def _request(service: Connection[Any], request: Message) -> object:
-    """Returns the reply of a service to a request; raises UserError if there is none."""
+    """Returns the reply of a service to a request; raises UserError if there is none, or it is denied."""
     service.set_timeout(_ANSWER_SECONDS)
     try:
         service.send(request)
-        return service.receive()
+        reply = service.receive()
     except ConnectionEnded as error:
         raise UserError(f"the service does not answer: {error}") from None
+    if isinstance(reply, admin.AdminDenied):
+        raise UserError(reply.why)
+    return reply

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 
@@ -31,7 +32,8 @@ def memory_of(executable: Executable, positions: Sequence[int]) -> HostMemory:
         count = shard_bytes(port.type.shape, jax.numpy.dtype(port.type.dtype).itemsize, port.sharding)
         results.append((position, numbers[port.slice], count))
     for port in (*executable.inputs, *executable.outputs):
-        devices[port.slice] = tuple(sorted(device.id for device in port.sharding.addressable_devices))
+        own: Any = port.sharding.addressable_devices
+        devices[port.slice] = tuple(sorted(device.id for device in own))
     allocated, temporaries = [], []
     for of_slice in analysis.values():
         new = max(of_slice.output_size_in_bytes - of_slice.alias_size_in_bytes, 0)

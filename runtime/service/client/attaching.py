@@ -23,6 +23,7 @@ from pathways.runtime.service.protocol.service_messages import (
     decode_for_client,
     printable,
 )
+from pathways.runtime.service.protocol.tokens import credentials_of
 
 _ADMISSION_TIMEOUT_S = 10.0
 """Timeout for the service to admit or reject a client."""
@@ -52,13 +53,29 @@ class Attachment:
 
 
 def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] | None) -> Attachment:
-    """Returns the attachment that a user requests; by default a client is named by user and process id."""
+    """Returns the attachment that a user requests.
+
+    By default a client is named by its token, and with the token of a cluster by user and process id.
+
+    Raises:
+      TypeError: an argument has another type.
+      ValueError: the name is invalid, the token is that of another client, or other users can read it.
+      OSError: the token cannot be read.
+    """
     if not isinstance(where, str):
         raise TypeError(f"connect: attach must be the name or the address of a cluster, got {where!r}")
     if not isinstance(token, str | os.PathLike | None):
         raise TypeError(f"connect: token must be the path of a file, got {token!r}")
-    name = f"{_user_part(_user())}-{os.getpid()}" if client is None else client
-    return Attachment(where, name, None if token is None else absolute_path(token))
+    path = None if token is None else absolute_path(token)
+    name = "" if path is None else credentials_of(path).name
+    if client is None:
+        client = name or f"{_user_part(_user())}-{os.getpid()}"
+    if name and client != name:
+        raise ValueError(
+            f"{path} is a token of client {name!r}, not of {client!r}: "
+            f"connect as {name!r}, or use a token of {client!r}"
+        )
+    return Attachment(where, client, path)
 
 
 def _user() -> str:
@@ -88,8 +105,8 @@ def attach(attachment: Attachment) -> RemoteSession:
       OSError: the token cannot be read.
       ValueError: other users can read the token.
     """
-    address, secret = find_service(attachment.where, attachment.token)
-    return attach_at(address, secret, attachment)
+    address, credentials = find_service(attachment.where, attachment.token)
+    return attach_at(address, credentials.secret, attachment)
 
 
 def attach_at(address: Address, secret: bytes, attachment: Attachment) -> RemoteSession:

@@ -15,6 +15,7 @@ SERVICE = "service"
 """Name of the side that clients and `pw-cluster` connect to."""
 
 ADMIN_PURPOSE = Purpose(ADMIN, ADMIN, 0, 0, SERVICE)
+"""Purpose of a connection of `pw-cluster`; with the token of a client it has the client's name, too."""
 
 
 class StatusRequest(Message, frozen=True):
@@ -29,6 +30,17 @@ class DisconnectRequest(Message, frozen=True):
 
 class ShutdownRequest(Message, frozen=True):
     """Request to stop the service and its workers; the reply is `ShutdownReply`."""
+
+
+class TokenRequest(Message, frozen=True):
+    """Request for a token of a client; the reply is `TokenReply`.
+
+    Attributes:
+      revoke: whether to make all tokens of the client so far invalid before.
+    """
+
+    name: str
+    revoke: bool
 
 
 class StatusReply(Message, frozen=True):
@@ -47,8 +59,20 @@ class ShutdownReply(Message, frozen=True):
     """Reply to `ShutdownRequest`: the service shuts down from now on."""
 
 
-FromAdmin = Handshake | StatusRequest | DisconnectRequest | ShutdownRequest
-ToAdmin = Handshake | StatusReply | DisconnectReply | ShutdownReply
+class TokenReply(Message, frozen=True):
+    """Reply to `TokenRequest`: the content of a token file."""
+
+    token: str
+
+
+class AdminDenied(Message, frozen=True):
+    """Reply to a request that the service does not carry out; `why` is a sentence."""
+
+    why: str
+
+
+FromAdmin = Handshake | StatusRequest | DisconnectRequest | ShutdownRequest | TokenRequest
+ToAdmin = Handshake | StatusReply | DisconnectReply | ShutdownReply | TokenReply | AdminDenied
 
 _handshake: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
 _from_admin: msgspec.msgpack.Decoder[FromAdmin] = msgspec.msgpack.Decoder(FromAdmin)

@@ -1,8 +1,8 @@
 """Folders of clusters that many clients share, through which clients find and call the service.
 
-The folder of a cluster has the `address` of its service and the `token` that authenticates clients, its
-`log`, and the `pid` of its process, which holds a `lock` as long as it lives: the lock shows whether the
-service is up or was killed.
+The folder of a cluster has the `address` of its service and the `token` that authenticates clients, the list
+of `revoked` tokens, its `log`, and the `pid` of its process, which holds a `lock` as long as it lives: the
+lock shows whether the service is up or was killed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from pathways.runtime.control.records.errors import HostError, HostStartError
-from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.hosts.launch.sockets import Address, connect_to
 from pathways.runtime.hosts.protocol.acceptor import NotAuthenticatedError, open_connection
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.folders import exposure, replace_file
 from pathways.runtime.resources.paths import path_in_environment
+from pathways.runtime.service.protocol.tokens import Credentials, credentials_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 _TCP = re.compile(r"([A-Za-z0-9._-]+):(\d{1,5})", re.ASCII)
@@ -68,6 +68,7 @@ class ClusterFolder:
 
     Attributes:
       token: the file with the secret of the cluster.
+      revoked: the file that lists the revoked tokens of clients, see `tokens.ClientTokens`.
       log: the log file of the service.
       socket: the socket of the service, unless it listens on an address and a port.
 
@@ -80,6 +81,7 @@ class ClusterFolder:
         self.name = check_name(name, "a cluster")
         self.path = clusters_folder() / name
         self.token = self.path / "token"
+        self.revoked = self.path / "revoked"
         self.log = self.path / "log"
         self.socket = self.path / "socket"
         self._address = self.path / "address"
@@ -163,14 +165,17 @@ class ClusterFolder:
         Raises:
           HostError: the token file cannot be written.
           OSError: the file cannot be read.
-          ValueError: other users may read the file, or it is too short.
+          ValueError: other users may read the file, it is too short, or it has the token of a client.
         """
-        if token is not None:
-            return secret_of(str(token), "token")
-        if not self.token.exists():
-            with self._os_errors():
-                replace_file(self.token, f"{secrets.token_hex(32)}\n".encode())
-        return secret_of(str(self.token), "token")
+        if token is None:
+            token = self.token
+            if not token.exists():
+                with self._os_errors():
+                    replace_file(token, f"{secrets.token_hex(32)}\n".encode())
+        credentials = credentials_of(str(token))
+        if credentials.name:
+            raise ValueError(f"{token} is a token of client {credentials.name!r}: expected that of a cluster")
+        return credentials.secret
 
     def _remove_left(self) -> None:
         for file in (self._address, self.socket, self._pid):
@@ -211,13 +216,13 @@ def clusters() -> list[ClusterFolder]:
     return [cluster for cluster in map(ClusterFolder, names) if cluster.is_held()]
 
 
-def find_service(where: str, token: str | None = None) -> tuple[Address, bytes]:
-    """Returns the address where a service listens, and its secret.
+def find_service(where: str, token: str | None = None) -> tuple[Address, Credentials]:
+    """Returns the address where a service listens, and the credentials of a token.
 
     Args:
       where: the name of a cluster of this user on this machine; or an address and a port, as in
         `10.0.0.5:7070`, or the path of a socket.
-      token: the path of the token, or of a copy; by default the one in the folder of the cluster.
+      token: the path of a token, or of a copy; by default the one in the folder of the cluster.
 
     Raises:
       HostError: no such cluster is up, or other users may enter its folder.
@@ -228,7 +233,7 @@ def find_service(where: str, token: str | None = None) -> tuple[Address, bytes]:
     if place is not None:
         if token is None:
             raise ValueError(f"{where}: expected token=, the path of a copy of the token of that cluster")
-        return place, secret_of(token, "token")
+        return place, credentials_of(token)
     folder = ClusterFolder(where)
     if not folder.is_held():
         raise HostError(_why_not_up(folder))
@@ -236,7 +241,7 @@ def find_service(where: str, token: str | None = None) -> tuple[Address, bytes]:
     address = folder.address()
     if address is None:
         raise HostError(f"{folder} is starting (process {folder.pid()}) and not ready yet; try again")
-    return address, secret_of(str(folder.token) if token is None else token, "token")
+    return address, credentials_of(str(folder.token) if token is None else token)
 
 
 def call_service(
@@ -260,7 +265,9 @@ def call_service(
     try:
         return open_connection(sock, secret, purpose, decode)
     except NotAuthenticatedError:
-        raise HostError(f"{where} rejects this token: it belongs to another cluster") from None
+        raise HostError(
+            f"{where} rejects this token: it belongs to another cluster, or was revoked"
+        ) from None
     except ConnectionEnded as error:
         raise HostError(
             f"{where} did not complete the handshake: {error}; is it stopped, or another version of pathways?"

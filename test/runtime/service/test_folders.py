@@ -25,6 +25,7 @@ from pathways.runtime.service.protocol.folders import (
     clusters_folder,
     find_service,
 )
+from pathways.runtime.service.protocol.tokens import Credentials
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_cluster_folder_finds_a_service_by_name(folder):
         ):
             find_service("lab")
         lab.publish(("10.0.0.5", 7070))
-        assert find_service("lab") == (("10.0.0.5", 7070), secret)
+        assert find_service("lab") == (("10.0.0.5", 7070), Credentials("", secret))
         assert len(secret) == 64
         assert lab.token.stat().st_mode & 0o777 == 0o600
         assert (folder / "lab").stat().st_mode & 0o777 == 0o700
@@ -52,7 +53,7 @@ def test_cluster_folder_finds_a_service_by_name(folder):
         copy = folder / "copy"
         copy.write_bytes(secret)
         copy.chmod(0o600)
-        assert find_service("10.0.0.5:7070", str(copy)) == (("10.0.0.5", 7070), secret)
+        assert find_service("10.0.0.5:7070", str(copy)) == (("10.0.0.5", 7070), Credentials("", secret))
     assert clusters() == []
     # The token is kept, so that its copies are valid for the next service, too.
     with lab.held():
@@ -85,7 +86,7 @@ def test_cluster_folder_of_a_killed_service_is_taken_over(folder):
     with subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
         service.stdout.readline()
-        _, secret = find_service("lab")
+        _, credentials = find_service("lab")
         service.send_signal(signal.SIGKILL)
     with pytest.raises(HostError, match=rf"lab' is not up any more: its service \(process {service.pid}\) "):
         find_service("lab")
@@ -93,7 +94,7 @@ def test_cluster_folder_of_a_killed_service_is_taken_over(folder):
     with lab.held():
         assert lab.address() is None
         assert lab.pid() == os.getpid()
-        assert lab.secret() == secret
+        assert lab.secret() == credentials.secret
 
 
 def test_cluster_folder_reports_a_service_that_is_down(folder):
