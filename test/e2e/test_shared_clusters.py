@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import pathways as pw
+from pathways.runtime.service.client.attaching import Attachment, attach, attachment_of
 from pathways.runtime.service.protocol.folders import ClusterFolder
 from pathways.tools import pw_cluster
 
@@ -41,9 +42,9 @@ def runs(pid: int) -> bool:
     return False
 
 
-def attached():
-    """Runs a program on both islands of the cluster."""
-    pw.connect(attach="lab", client="ann")
+def attached(**settings):
+    """Returns a program on both islands of the cluster."""
+    pw.connect(attach="lab", **settings)
     devices = pw.make_virtual_device_set()
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), axis_names=("x",)))
     add = pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), axis_names=("x",)))
@@ -54,7 +55,7 @@ def test_shared_cluster_comes_back_after_a_kill(lab, capfd):
     """A client attaches each time; no process of the cluster is left."""
     for end in (signal.SIGKILL, signal.SIGTERM):
         assert pw_cluster.main(["up", str(lab.path.parent / "lab.toml")]) == 0
-        step = attached()
+        step = attached(client="ann")
         np.testing.assert_array_equal(step(jnp.arange(4.0)), 2 * np.arange(4.0) + 1)
         capfd.readouterr()
         assert pw_cluster.main(["status", "lab", "--json"]) == 0
@@ -71,6 +72,51 @@ def test_shared_cluster_comes_back_after_a_kill(lab, capfd):
         with pytest.raises(pw.HostError, match="service lab"):
             np.asarray(step(jnp.arange(4.0)))
         pw.disconnect()
+
+
+def test_tokens_of_clients_outlive_the_service(lab, tmp_path, capfd):
+    """Clients that do not know each other share a cluster, and one of them is locked out for good."""
+    up = ["up", str(tmp_path / "lab.toml")]
+    assert pw_cluster.main(up) == 0
+    old, new, other = (tmp_path / f"{name}.token" for name in ("old", "new", "bo"))
+    for name, file in (("ann", old), ("bo", other)):
+        assert pw_cluster.main(["token", "lab", name, "-o", str(file)]) == 0
+    step = attached(token=old)
+    np.testing.assert_array_equal(step(jnp.arange(4.0)), 2 * np.arange(4.0) + 1)
+    bo = attach(attachment_of("lab", None, other))
+    capfd.readouterr()
+    for arguments in (["end", "lab", "bo"], ["down", "lab"], ["token", "lab", "ann"]):
+        assert pw_cluster.main([*arguments, "--token", str(old)]) == 1
+        error = capfd.readouterr().err
+        assert error.endswith("needs the token of the cluster, and this one is of client 'ann'\n")
+    with pytest.raises(ValueError, match="is a token of client 'ann', not of 'cy'"):
+        attachment_of("lab", "cy", old)
+    with pytest.raises(pw.HostError, match="rejects this token"):
+        attach(Attachment("lab", "cy", str(old)))
+
+    assert pw_cluster.main(["token", "lab", "ann", "--revoke", "-o", str(new)]) == 0
+    with pytest.raises(pw.HostError, match="has ended this client: its token was revoked"):
+        np.asarray(step(jnp.arange(4.0)))
+    pw.disconnect()
+    capfd.readouterr()
+    assert pw_cluster.main(["status", "lab", "--json"]) == 0
+    status = json.loads(capfd.readouterr().out)
+    assert [client["name"] for client in status["clients"]] == ["bo"]
+    bo.close()
+
+    os.kill(status["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while lab.is_held():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert pw_cluster.main(up) == 0
+    with pytest.raises(pw.HostError, match=r"rejects this token: .*, or was revoked"):
+        pw.connect(attach="lab", token=old)
+    step = attached(token=new)
+    np.testing.assert_array_equal(step(jnp.arange(4.0)), 2 * np.arange(4.0) + 1)
+    assert pw_cluster.main(["end", "lab", "ann", "--token", str(new)]) == 0
+    with pytest.raises(pw.HostError, match="requested by pw-cluster end"):
+        np.asarray(step(jnp.arange(4.0)))
 
 
 def test_service_imports_no_jax():
