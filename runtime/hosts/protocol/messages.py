@@ -199,7 +199,7 @@ class LoadForeign(Message, frozen=True):
     about: int = 0
 
 
-class HostMemory(msgspec.Struct, frozen=True):
+class StepMemory(msgspec.Struct, frozen=True):
     """Memory that a step needs on the devices of a host, in bytes.
 
     Attributes:
@@ -236,7 +236,7 @@ class ForeignFacts(msgspec.Struct, frozen=True):
     operands: int = 0
     results: int = 0
     donated: tuple[int, ...] = ()
-    memory: HostMemory | None = None
+    memory: StepMemory | None = None
 
 
 class Put(Message, frozen=True):
@@ -395,7 +395,7 @@ class LoadDone(Message, frozen=True):
     request: int
     error: str | None
     foreign: ForeignFacts | None = None
-    memory: HostMemory | None = None
+    memory: StepMemory | None = None
 
 
 class Done(Message, frozen=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pathways.runtime.hosts.protocol.messages import Described, HostMemory
+from pathways.runtime.hosts.protocol.messages import Described, StepMemory
 from pathways.runtime.local.load import Executable, device_text, stats_of
 from pathways.runtime.local.memory import analyze
 from pathways.runtime.xla.pjrt import flops_of
@@ -18,7 +18,7 @@ _CHARACTERS = 1 << 20
 """Maximum length of the text in one message."""
 
 
-def memory_of(executable: Executable, positions: Sequence[int]) -> HostMemory:
+def memory_of(executable: Executable, positions: Sequence[int]) -> StepMemory:
     """Returns the memory that a step of a program needs on the devices of this host.
 
     Args:
@@ -40,7 +40,7 @@ def memory_of(executable: Executable, positions: Sequence[int]) -> HostMemory:
         beside = of_slice.peak_memory_in_bytes - of_slice.argument_size_in_bytes - new
         allocated.append(-(-new // of_slice.devices))
         temporaries.append(max(-(-beside // of_slice.devices), 0))
-    return HostMemory(tuple(devices.values()), tuple(allocated), tuple(temporaries), tuple(results))
+    return StepMemory(tuple(devices.values()), tuple(allocated), tuple(temporaries), tuple(results))
 
 
 def shard_bytes(shape: Sequence[int], itemsize: int, sharding: jax.sharding.Sharding) -> int:

@@ -81,7 +81,7 @@ class WorkerProgram:
     count: int
     runs_with_failed: bool = False
     operands: int = 0
-    memory: m.HostMemory | None = None
+    memory: m.StepMemory | None = None
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """Returns the results of the island's program, with `ELSEWHERE` for those of other hosts."""

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways.runtime.hosts.protocol.messages import HostMemory
+from pathways.runtime.hosts.protocol.messages import StepMemory
 from pathways.runtime.hosts.worker.array_store import FailedArray
 from pathways.runtime.hosts.worker.worker import Worker, WorkerProgram
 from pathways.runtime.xla import ifrt
@@ -73,7 +73,7 @@ def foreign_program(
     inputs: tuple[int, ...] | None = None,
     donated: tuple[int, ...] = (),
     runs_with_failed: bool = False,
-    memory: HostMemory | None = None,
+    memory: StepMemory | None = None,
 ) -> WorkerProgram:
     """Returns a program of a function on arrays, all of whose results are on this host.
 

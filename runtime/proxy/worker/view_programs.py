@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from jax.experimental.layout import Layout
 
-from pathways.runtime.hosts.protocol.messages import DeviceLayout, HostMemory, LoadForeign
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, LoadForeign, StepMemory
 from pathways.runtime.hosts.worker.array_store import sharding_of
 from pathways.runtime.hosts.worker.program_description import shard_bytes
 from pathways.runtime.hosts.worker.worker import Worker, WorkerProgram
@@ -122,7 +122,7 @@ def load_view(worker: Worker, unproved: UnprovedArrays, message: LoadForeign) ->
         operands=operands,
         inputs=inputs,
         runs_with_failed=is_shared,
-        memory=HostMemory(
+        memory=StepMemory(
             (tuple(device.id for device, *_ in picks),),
             (count if is_copied else 0,),
             (0,),

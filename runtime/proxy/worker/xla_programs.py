@@ -9,7 +9,7 @@ import jax
 import msgspec
 import numpy as np
 
-from pathways.runtime.hosts.protocol.messages import DeviceLayout, HostMemory, LoadForeign
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, LoadForeign, StepMemory
 from pathways.runtime.hosts.worker.array_store import sharding_of
 from pathways.runtime.hosts.worker.program_description import shard_bytes
 from pathways.runtime.hosts.worker.worker import Worker, WorkerProgram
@@ -176,7 +176,7 @@ def _maker(
     return lambda shards: make([shards[position] for position in order])
 
 
-def _memory(program: XlaModule, facts: XlaFacts, own: Mapping[int, jax.Device]) -> HostMemory:
+def _memory(program: XlaModule, facts: XlaFacts, own: Mapping[int, jax.Device]) -> StepMemory:
     """Returns the memory that an execution needs on the devices of this host, by XLA's analysis."""
     by_id = {device.id: device for device in jax.devices()}
     devices = tuple(number for number in program.devices if number in own)
@@ -190,7 +190,7 @@ def _memory(program: XlaModule, facts: XlaFacts, own: Mapping[int, jax.Device]) 
         results.append((position, 0, count))
     stats = facts.memory or {}
     new = sum(count for *_, count in results) - stats.get("alias_size_in_bytes", 0)
-    return HostMemory((devices,), (max(new, 0),), (stats.get("temp_size_in_bytes", 0),), tuple(results))
+    return StepMemory((devices,), (max(new, 0),), (stats.get("temp_size_in_bytes", 0),), tuple(results))
 
 
 def load_xla(worker: Worker, unproved: UnprovedArrays, message: LoadForeign) -> tuple[WorkerProgram, bytes]:
