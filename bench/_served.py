@@ -38,6 +38,7 @@ from pathways.runtime.service.client.attaching import Attachment, attach_at
 from pathways.runtime.service.protocol.service_messages import decode_for_service
 from pathways.runtime.service.protocol.tokens import ClientTokens, ServiceHandshake
 from pathways.runtime.service.service import Service
+from pathways.runtime.service.sharing.rules import ClientRules, SharingRules
 
 _SECRET = bytes(range(32))
 """Secret that guards only steps without work, behind a socket in a private folder."""
@@ -190,7 +191,8 @@ def serve(arguments: str) -> None:
     settings = Settings((Island(hosts=config["hosts"]),) * config["count"])
     timers = TimerHosts(config["count"] * config["hosts"]) if config["is_timed"] else None
     starter = starter_of(settings) if timers is None else Starter(settings, timers)
-    service = Service(settings, starter, weights=config["weights"])
+    rules = SharingRules(clients={name: ClientRules(weight) for name, weight in config["weights"].items()})
+    service = Service(settings, starter, rules=rules)
     service._control_requests._splitter = _NoSplitter()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(config["place"])

@@ -20,14 +20,18 @@ _DESCRIPTION = """\
                                                run a JAX program on its devices; exit with its exit code
   pw-cluster token lab CLIENT [-o FILE] [--revoke]
                                                print a token that is bound to the name of a client
+  pw-cluster set lab CLIENT weight=4 priority=1 memory="8 GiB"
+                                               change the rules of a client until the cluster ends
+  pw-cluster suspend lab CLIENT                dispatch no step of a client; its arrays stay
+  pw-cluster resume lab CLIENT                 go on with a client that is suspended
   pw-cluster end lab CLIENT                    end a client, and free all that it owns
   pw-cluster down lab                          end it, with its workers and clients
   pw-cluster logs lab [--follow]               what its service and its workers have written
 
 Programs use it by pathways.connect(attach="lab", client="ann"). The name of a cluster is that of the file
-unless it is given. In place of a name, status, token, end and down take an address and a port, as in
-10.0.0.5:7070, with --token. With the token of a client, its holder may attach under its name, see the status
-and end itself; all else needs the token of the cluster. Folders of clusters are in $PW_CLUSTERS, by default
+unless it is given. In place of a name, all but up and logs take an address and a port, as in 10.0.0.5:7070,
+with --token. With the token of a client, its holder may attach under its name, see the status and end itself;
+all else needs the token of the cluster. Folders of clusters are in $PW_CLUSTERS, by default
 ~/.local/state/pathways/clusters. pw-cluster COMMAND --help lists the flags of a command.
 """
 
@@ -65,7 +69,7 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
 def make_parser() -> FlagParser:
     """Returns the flags of the tool."""
-    usage = "pw-cluster up|list|status|run|token|end|down|logs [CLUSTER] [flags]"
+    usage = "pw-cluster up|list|status|run|token|set|suspend|resume|end|down|logs [CLUSTER] [flags]"
     parser = FlagParser("pw-cluster", usage, _DESCRIPTION, library=None)
     up = parser.add_command("up", "FILE [flags]", "Starts the cluster of a file.")
     parser.add_command("list", "", "Lists the clusters that are up.")
@@ -78,6 +82,13 @@ def make_parser() -> FlagParser:
     token = parser.add_command(
         "token", "CLUSTER CLIENT [flags]", "Prints a token with which its holder is this client only."
     )
+    change = parser.add_command(
+        "set",
+        "CLUSTER CLIENT RULE=VALUE ... [flags]",
+        "Changes rules of a client until the cluster ends.",
+    )
+    suspend = parser.add_command("suspend", "CLUSTER CLIENT [flags]", "Dispatches no step of a client.")
+    resume = parser.add_command("resume", "CLUSTER CLIENT [flags]", "Goes on with a suspended client.")
     end = parser.add_command("end", "CLUSTER CLIENT [flags]", "Ends a client, and frees all that it owns.")
     down = parser.add_command("down", "CLUSTER [flags]", "Ends a cluster, with its workers and clients.")
     logs = parser.add_command(
@@ -85,7 +96,7 @@ def make_parser() -> FlagParser:
     )
     up.add_argument("target", metavar="FILE", help="a configuration file, in TOML")
     logs.add_argument("target", metavar="CLUSTER", help="the name of a cluster")
-    for parser_of in (status, run, token, end, down):
+    for parser_of in (status, run, token, change, suspend, resume, end, down):
         parser_of.add_argument("target", metavar="CLUSTER", help="its name, or an address and a port")
         parser_of.add_argument("--token", metavar="FILE", help="a copy of a token of the cluster")
     up.add_argument("--name", metavar="NAME", help="the name of the cluster; default: that of the file")
@@ -111,8 +122,14 @@ def make_parser() -> FlagParser:
         help="folder below which it may have hosts write and read arrays; may be repeated",
     )
     run.add_argument("--with-cpu", action="store_true", help="it also gets the CPU of its own process")
-    for parser_of in (token, end):
+    for parser_of in (token, change, suspend, resume, end):
         parser_of.add_argument("client", metavar="CLIENT", help="the name of a client")
+    change.add_argument(
+        "rules",
+        nargs="+",
+        metavar="RULE=VALUE",
+        help="weight=4, priority=1 or memory='8 GiB', as in the file of a cluster",
+    )
     token.add_argument("-o", dest="output", default="-", metavar="FILE", help="default: standard output")
     token.add_argument("--revoke", action="store_true", help="make all its tokens so far invalid before")
     logs.add_argument("--follow", action="store_true", help="keep following until the cluster ends")

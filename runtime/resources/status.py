@@ -287,6 +287,9 @@ class ClientStatus:
       since: the time when it was admitted, in seconds since the epoch.
       islands: the names of the islands of its slices.
       slices: its slices that have devices.
+      priority: its steps come before all steps of clients with a lower one.
+      quota: the bytes that its arrays may have on each device; None if it shares a quota, or there is none.
+      is_suspended: whether nothing of it is dispatched.
     """
 
     name: str
@@ -303,6 +306,15 @@ class ClientStatus:
     since: float = 0.0
     islands: tuple[str, ...] = ()
     slices: tuple[SliceStatus, ...] = ()
+    priority: int = 0
+    quota: int | None = None
+    is_suspended: bool = False
+
+    @property
+    def share(self) -> str:
+        """The weight, the priority and the suspension of the client, for tables."""
+        priority = f", priority {self.priority}" if self.priority else ""
+        return f"{self.weight:g}{priority}{', suspended' if self.is_suspended else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,7 +363,7 @@ class ServiceStatus:
         clients = [
             (
                 client.name,
-                f"{client.weight:g}",
+                client.share,
                 str(client.steps_done),
                 str(client.queued),
                 duration(client.device_seconds, "s"),

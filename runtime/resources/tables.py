@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -17,6 +18,21 @@ def size(count: float) -> str:
     while count >= 1024 and unit < len(_BYTES) - 1:
         count, unit = count / 1024, unit + 1
     return f"{count:.4g} {_BYTES[unit]}"
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGTP]i)?B", re.ASCII)
+
+
+def bytes_of(text: str) -> int:
+    """Returns the number of bytes that a text such as `16 GiB` means.
+
+    Raises:
+      ValueError: the text is no number of bytes with a unit.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r}: expected a number of bytes with a unit, as in '16 GiB'")
+    return int(float(match[1]) * 1024 ** _BYTES.index(f"{match[2] or ''}B"))
 
 
 def duration(time: float, unit: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
@@ -18,6 +18,7 @@ from pathways.runtime.service.protocol import service_messages
 from pathways.runtime.service.protocol.service_messages import AdmissionDenied, Admitted
 from pathways.runtime.service.protocol.tokens import ServiceHandshake
 from pathways.runtime.service.served_client import ServedClient
+from pathways.runtime.service.sharing.rules import RuleBook
 
 CONNECT_SECONDS = 10.0
 """Seconds within which a client has to open all its connections."""
@@ -27,7 +28,7 @@ class Admission:
     """Connected clients of a service; any thread may call its methods.
 
     Args:
-      weights: the shares of clients, by their names; other clients have 1.
+      book: the rules of clients.
       join: is called with a client that has opened all its connections.
       disconnect: is called with a client to disconnect, and the reason; it calls `remove` in time.
 
@@ -38,14 +39,14 @@ class Admission:
     def __init__(
         self,
         settings: Settings,
-        weights: Mapping[str, float],
+        book: RuleBook,
         pool: WorkerPool,
         join: Callable[[ServedClient], None],
         disconnect: Callable[[ServedClient, str], None],
     ) -> None:
         self.clients: dict[int, ServedClient] = {}
         self._options = settings.options
-        self._weights = weights
+        self._book = book
         self._pool = pool
         self._join = join
         self._disconnect = disconnect
@@ -92,15 +93,16 @@ class Admission:
                 why = f"a client called {name!r} already exists; choose another name with client="
             if why is None and self._is_closed:
                 why = "it is shutting down"
+            if why is None:
+                why = self._why_full(name)
             # With the lock: a token that is revoked later disconnects the client, which is found then.
             if why is None and handshake.is_revoked():
                 why = "its token was revoked"
             if why is None:
-                weight = self._weights.get(name, 1.0)
                 facts = tuple(map(island_facts, self._pool.gangs))
                 starts = tuple(island.start for island in facts)
                 has_client_token = handshake.token_of is not None
-                client = ServedClient(next(self._numbers), name, weight, connection, starts, has_client_token)
+                client = ServedClient(next(self._numbers), name, connection, starts, has_client_token)
                 self.clients[client.number] = client
         # If the client is disconnected already, `check_connected` removes it.
         with contextlib.suppress(ConnectionEnded):
@@ -121,6 +123,16 @@ class Admission:
                 self._disconnect(client, f"it did not open all connections within {CONNECT_SECONDS:.0f} s")
 
         start_thread(check_connected, "admit")
+
+    def _why_full(self, name: str) -> str | None:
+        """Returns why a client of a name is one too many; the caller holds the lock."""
+        limit = self._book.rules.max_clients
+        if limit is None or self._book.is_named(name):
+            return None
+        connected = [client for client in self.clients.values() if not client.disconnected.is_set()]
+        if sum(not self._book.is_named(client.name) for client in connected) < limit:
+            return None
+        return f"the cluster accepts {limit} clients that its file does not name (max_clients), and has them"
 
     def find(self, name: str) -> ServedClient | None:
         """Returns the connected client of a name, if any."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +14,11 @@ from pathways.dialect.plain_data import PlainDataError, decode_text, read_record
 from pathways.runtime.hosts.launch.launcher_choice import settings_of
 from pathways.runtime.hosts.launch.options import HostOptions, Spares
 from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.resources.tables import bytes_of
+from pathways.runtime.service.protocol.admin import Priority, Weight
 from pathways.runtime.service.protocol.folders import address_of, check_name
-from pathways.runtime.service.sharing.scheduler import Policy
+from pathways.runtime.service.sharing.memory import DeviceLimits
+from pathways.runtime.service.sharing.rules import ANY, ClientRules, Policy, SharingRules
 
 _MAX_COUNT = 1 << 16
 """Limit on each count, and on the hosts of a cluster."""
@@ -26,13 +28,16 @@ _NEVER = ("stall_report", "step_deadline")
 
 _HINTS = {
     "cpu_devices": "devices_per_host is the number of CPU devices of each host",
-    "device_memory": "it is of the devices of one process",
     "token_file": "token is the path of the token of clients",
     "secret": "secret_file is the path of the secret of hosts that join",
 }
 """Keys that users may expect, as `pathways.connect` has them, and hints at what to use instead."""
 
 _Count = Annotated[int, Meta(ge=1, le=_MAX_COUNT, description=f"a whole number from 1 to {_MAX_COUNT}")]
+_Bytes = Annotated[
+    Annotated[int, Meta(ge=1)] | Annotated[str, Meta(min_length=1)],
+    Meta(description="a number of bytes, as in '16 GiB'"),
+]
 _Text = Annotated[str, Meta(min_length=1, description="a text")]
 _Machines = Annotated[
     _Count | Annotated[list[str], Meta(min_length=1)],
@@ -46,11 +51,15 @@ class _IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices_per_host: _Count = 1
     cores: _Count | None = None
     spares: Spares = 0
+    device_memory: _Bytes | None = None
+    pool: _Bytes | None = None
     joined: _Text | None = None
 
 
 class _ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    weight: Annotated[float, Meta(ge=1e-3, le=1e3, description="a number from 0.001 to 1000")] = 1.0
+    weight: Weight = 1.0
+    priority: Priority = 0
+    memory: _Bytes | None = None
 
 
 class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +76,8 @@ class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields
     token: _Text | None = None
     listen: _Text | None = None
     policy: Policy = "fair"
+    ageing: Annotated[float, Meta(gt=0, le=1e6, description="seconds above 0")] = 1.0
+    max_clients: _Count | None = None
     clients: dict[str, Annotated[_ClientTable, Meta(description="a table [clients.NAME]")]] = {}
 
 
@@ -79,15 +90,13 @@ class Configuration:
     """Contents of a configuration file.
 
     Attributes:
-      weights: the shares of clients, by name; other clients have 1.
-      policy: the policy of the scheduler, see `control.sharing.scheduler`.
+      rules: the rules by which clients share the islands.
       listen: the address and port for clients; None for a socket in the folder of the cluster.
       token: the file with the secret of clients; None for one in that folder.
     """
 
     settings: Settings
-    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    policy: Policy = "fair"
+    rules: SharingRules = dataclasses.field(default_factory=SharingRules)
     listen: tuple[str, int] | None = None
     token: Path | None = None
 
@@ -125,6 +134,8 @@ def _configuration(file: _ClusterFile, folder: Path) -> Configuration:
             f"listen = {shown(file.listen)}: expected an address and a port, as in '10.0.0.5:7070'"
         )
     for name in file.clients:
+        if name == ANY:
+            continue
         try:
             check_name(name, "a client")
         except ValueError as error:
@@ -146,11 +157,62 @@ def _configuration(file: _ClusterFile, folder: Path) -> Configuration:
     )
     return Configuration(
         settings,
-        {name: client.weight for name, client in file.clients.items()},
-        file.policy,
+        _rules(file),
         None if file.listen is None else address_of(file.listen),
         None if file.token is None else folder / file.token,
     )
+
+
+def _rules(file: _ClusterFile) -> SharingRules:
+    """Returns the rules of clients; ConfigurationError: they exceed the memory."""
+    clients = {
+        name: ClientRules(table.weight, table.priority, _bytes(f"clients.{name}.memory", table.memory))
+        for name, table in file.clients.items()
+    }
+    limits = _limits(file)
+    quotas = [name for name, rules in clients.items() if rules.memory is not None]
+    if quotas and not any(limits):
+        raise ConfigurationError(f"clients.{quotas[0]}.memory: expected device_memory in [[islands]]")
+    rules = SharingRules(file.policy, file.ageing, clients, file.max_clients, limits)
+    try:
+        memory = rules.memory(len(limits))
+        if rules.default.memory is not None and rules.max_clients is None:
+            # As many as there is memory for.
+            rest = [number for number in memory.rest() if number is not None]
+            rules = dataclasses.replace(rules, max_clients=min(rest) // rules.default.memory)
+    except ValueError as error:
+        raise ConfigurationError(f"clients: {error}") from None
+    return rules
+
+
+def _limits(file: _ClusterFile) -> tuple[DeviceLimits | None, ...]:
+    """Returns the memory of the devices of each island; of joined ones, that of the first table."""
+    limits: list[DeviceLimits | None] = []
+    joined: set[str] = set()
+    for n, table in enumerate(file.islands or ()):
+        where = f"islands[{n}]"
+        memory = _bytes(f"{where}.device_memory", table.device_memory)
+        pool = _bytes(f"{where}.pool", table.pool)
+        if pool is not None and memory is None:
+            raise ConfigurationError(f"{where}.pool: expected device_memory beside it")
+        if memory is not None and pool is not None and pool >= memory:
+            raise ConfigurationError(f"{where}.pool: expected less than device_memory")
+        own = None if memory is None else DeviceLimits(memory, memory // 4 if pool is None else pool)
+        if table.joined is None:
+            limits += [own] * table.count
+        elif table.joined not in joined:
+            joined.add(table.joined)
+            limits.append(own)
+    return tuple(limits)
+
+
+def _bytes(key: str, value: int | str | None) -> int | None:
+    if not isinstance(value, str):
+        return value
+    try:
+        return bytes_of(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{key}: {error}") from None
 
 
 def _islands(file: _ClusterFile) -> list[Island] | None:

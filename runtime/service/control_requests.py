@@ -6,12 +6,13 @@ These are for devices of slices, programs to load, and the state of workers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ import msgspec
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.control.records.errors import HostError, failed, lost
 from pathways.runtime.control.records.reports import HostReport
-from pathways.runtime.hosts.cluster.host import WorkerHandle
+from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram, HostPort
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.protocol.messages import (
@@ -27,6 +28,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Describe,
     Described,
     DeviceLayout,
+    ForeignFacts,
     Message,
     MessageError,
     Ping,
@@ -39,6 +41,7 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.splitting.splitter import ProgramSplitter
 from pathways.runtime.resources.status import SliceStatus
+from pathways.runtime.resources.tables import size
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.bound_slices import BoundSlices
 from pathways.runtime.service.protocol.service_messages import (
@@ -46,13 +49,15 @@ from pathways.runtime.service.protocol.service_messages import (
     FromHost,
     LoadForeignProgram,
     LoadProgram,
+    QuotaError,
     ReleaseDevices,
     RemoteError,
     RequestDevices,
     ServicePong,
 )
 from pathways.runtime.service.relayed_replies import RelayedRequest
-from pathways.runtime.service.served_client import ServedClient, ServedProgram
+from pathways.runtime.service.served_client import ServedClient, ServedProgram, step_bytes
+from pathways.runtime.service.sharing.memory import DeviceLimits, StepBytes
 
 _MAX_LOADING = 64
 """Limit on the programs that are compiled for one client at the same time."""
@@ -72,11 +77,20 @@ class ControlRequestHandler:
     Args:
       on_loaded: is called when a program of a client was loaded or failed to load.
       unload: unloads a program of a client, of a given number.
+      limits: the memory of the islands that have limits.
+      quota_of: returns the quota of a client; None if it shares one with others.
     """
 
     def __init__(
-        self, workers: WorkerCluster, on_loaded: LoadCallback, unload: Callable[[ServedClient, int], None]
+        self,
+        workers: WorkerCluster,
+        on_loaded: LoadCallback,
+        unload: Callable[[ServedClient, int], None],
+        limits: Mapping[int, DeviceLimits],
+        quota_of: Callable[[ServedClient], int | None],
     ) -> None:
+        self._limits = limits
+        self._quota_of = quota_of
         self._workers = workers
         self._core = workers.core
         self._pool = workers.pool
@@ -195,7 +209,7 @@ class ControlRequestHandler:
             else:
                 program = self._resolve(message.program)
                 split = functools.partial(self._splitter.split, client, program)
-                loaded = ServedProgram(self._workers.load(program, split))
+                loaded = self._limited(client, self._workers.load(program, split))
         except HostError as error:
             loaded = RemoteError.of(error.record())
         except (PathwaysError, MessageError) as error:
@@ -230,7 +244,48 @@ class ControlRequestHandler:
         outputs = tuple(HostPort(n, where) for n in range(replies[0].results))
         island = gang.number
         hosted = HostedProgram(number, message.name, (gang,), {island: inputs}, {island: outputs})
-        return ServedProgram(hosted, tuple(replies))
+        hosted = dataclasses.replace(hosted, memory=tuple(reply.memory for reply in replies))
+        return self._limited(client, hosted, tuple(replies))
+
+    def _limited(
+        self, client: ServedClient, hosted: HostedProgram, foreign: tuple[ForeignFacts, ...] = ()
+    ) -> ServedProgram:
+        """Returns a program with the memory of its steps on islands with limits.
+
+        Raises:
+          QuotaError: no step ever fits the quota of the client, or the pool.
+        """
+        needs = {}
+        for gang in hosted.gangs:
+            limits = self._limits.get(gang.number)
+            if limits is None:
+                continue
+            of_hosts = zip(hosted.hosts, hosted.memory, strict=True)
+            reports = [memory for host, memory in of_hosts if host.gang is gang]
+            needs[gang.number] = step_bytes(reports, len(hosted.outputs[gang.number]))
+            why = self._why_never(client, gang, needs[gang.number], limits)
+            if why is not None:
+                self._workers.unload(hosted)
+                raise QuotaError(f"program '{hosted.name}' {why}")
+        return ServedProgram(hosted, foreign, needs)
+
+    def _why_never(
+        self, client: ServedClient, gang: HostGang, need: StepBytes, limits: DeviceLimits
+    ) -> str | None:
+        """Returns why no step of a program ever fits an island; None if one may."""
+        quota = self._quota_of(client)
+        most = limits.memory - limits.pool if quota is None else quota
+        for counts, limit, what, name in (
+            (need.temporaries, limits.pool, "temporaries", "pool"),
+            (need.allocated, most, "results", f"quota of {client}"),
+        ):
+            count = max((number for _, number in counts), default=0)
+            if count > limit:
+                return (
+                    f"needs {size(count)} for {what} on a device of {gang.name}, more than the {name}, "
+                    f"{size(limit)}: it cannot run there"
+                )
+        return None
 
     def _resolve(self, program: BoundProgram) -> BoundProgram:
         """Returns a program with the memory and hosts of its devices, which the client does not provide.

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +35,8 @@ from pathways.runtime.service.configuration import Configuration, read
 from pathways.runtime.service.protocol.admin import (
     ADMIN_PURPOSE,
     AdminDenied,
+    ChangeReply,
+    ChangeRequest,
     DisconnectReply,
     DisconnectRequest,
     ShutdownReply,
@@ -48,7 +50,7 @@ from pathways.runtime.service.protocol.admin import (
 )
 from pathways.runtime.service.protocol.folders import ClusterFolder, check_name, shown
 from pathways.runtime.service.protocol.tokens import ClientTokens, ServiceHandshake
-from pathways.runtime.service.sharing.scheduler import Policy
+from pathways.runtime.service.sharing.rules import SharingRules
 
 STAY = b"stay\n"
 """Line on standard input that detaches the process, so that it may outlive its caller."""
@@ -68,15 +70,14 @@ class SharedService(Protocol):
     def status(self) -> ServiceStatus: ...
     def disconnect_client(self, name: str) -> bool: ...
     def revoke(self, name: str) -> None: ...
+    def change_client(self, request: ChangeRequest) -> str | None: ...
     def close(self) -> None: ...
 
 
 class ServiceFactory(Protocol):
     """Factory of a service, which starts its workers and waits until all are ready."""
 
-    def __call__(
-        self, settings: Settings, *, weights: Mapping[str, float], policy: Policy
-    ) -> SharedService: ...
+    def __call__(self, settings: Settings, *, rules: SharingRules) -> SharedService: ...
 
 
 class _ExitRequested(BaseException):
@@ -194,7 +195,7 @@ def _run(
     # `listen`, when all are ready.
     with _bound_socket(folder, configuration.listen) as (server, address):
         caller.report(doing=f"{folder}: {start_description(configuration.settings)}")
-        service = make(configuration.settings, weights=configuration.weights, policy=configuration.policy)
+        service = make(configuration.settings, rules=configuration.rules)
         signals.service = service
         try:
             server.listen(_BACKLOG)
@@ -302,6 +303,9 @@ def _handle_request(
             log.info("shutting down: requested by pw-cluster down")
             connection.send(ShutdownReply())
             service.close()
+        case ChangeRequest():
+            why = service.change_client(request)
+            connection.send(ChangeReply() if why is None else AdminDenied(why))
         case TokenRequest():
             connection.send(_issue_token(service, tokens, request))
         case _:

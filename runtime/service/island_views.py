@@ -93,6 +93,7 @@ def client_status(
     slices: tuple[SliceStatus, ...],
     gangs: Sequence[HostGang],
     reports: Mapping[int, HostReport],
+    quota: int | None,
 ) -> ClientStatus:
     """Returns the status of a client, with its slices and the reports of all hosts."""
     service, origin = scheduled.service, client.origin
@@ -112,6 +113,9 @@ def client_status(
         client.since,
         tuple(sorted({slice.island for slice in slices})),
         slices,
+        service.priority,
+        quota,
+        scheduled.is_suspended,
     )
 
 

@@ -83,15 +83,20 @@ def start_fetch(
     client: ServedClient,
     fetch: RelayedFetch,
     *,
-    has_array: bool,
+    missing: str | None,
     lose: Callable[[WorkerHandle, ConnectionEnded], None],
 ) -> None:
-    """Requests an array from its worker for a client; `lose` is called if the connection has ended."""
+    """Requests an array from its worker for a client.
+
+    Args:
+      missing: why there is no such array; None if there is.
+      lose: is called if the connection to the worker has ended.
+    """
     if fetch.host.gang.is_lost():
         # The notice of the loss, which all clients get, fails the request.
         return
-    if not has_array:
-        failure = Failed(fetch.fetch.request, "the array does not exist")
+    if missing is not None:
+        failure = Failed(fetch.fetch.request, missing)
         client.arrays.send(FromHost(fetch.host.index, fetch.start, failure))
         return
     request = core.request([fetch.host.index], ClientFetch(client, fetch))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from pathways.dialect.attributes.dtypes import DTYPES
 from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
-from pathways.runtime.hosts.protocol.messages import Failed, Fetch, MessageError, StartTrace, StopTrace
+from pathways.runtime.hosts.protocol.messages import Call, Failed, Fetch, MessageError, StartTrace, StopTrace
 from pathways.runtime.service.protocol.service_messages import (
     ClientOrigin,
     ForHost,
@@ -19,7 +22,9 @@ from pathways.runtime.service.protocol.service_messages import (
     SubmitCall,
 )
 from pathways.runtime.service.relaying.array_sender import RelayedFetch
+from pathways.runtime.service.relaying.incoming_arrays import shard_bytes
 from pathways.runtime.service.served_client import ServedCall, ServedClient, ServedStep, ServedTrace
+from pathways.runtime.service.sharing.memory import DeviceBytes
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep
 
 ParsedRequest = OrderedRequest | QueuedStep | StepRefusedNotice
@@ -34,10 +39,12 @@ class RequestParser:
 
     Args:
       pool: the workers.
+      limited: the islands where memory is limited.
     """
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: WorkerPool, limited: frozenset[int] = frozenset()) -> None:
         self._pool = pool
+        self._limited = limited
 
     def parse(self, client: ServedClient, message: object) -> Iterable[ParsedRequest]:
         """Returns the requests in a message of a client.
@@ -140,6 +147,7 @@ class RequestParser:
             number=call.call,
             name=call.function,
             hosts=call.hosts,
+            memory=_memory_of(call) if message.island in self._limited else (),
             what=served,
         )
         return [served.queued]
@@ -165,6 +173,22 @@ class RequestParser:
         return [
             OrderedRequest(client.number, host.gang.number, arguments=(fetch.array,), sent=sent, what=relayed)
         ]
+
+
+def _memory_of(call: Call) -> tuple[DeviceBytes, ...]:
+    """Returns the bytes of the results of a call on the devices of its island.
+
+    Raises:
+      MessageError: the client declares an invalid result.
+    """
+    what = f"a result of function {call.function}"
+    sizes = []
+    for result in call.results or ():
+        if result.dtype not in DTYPES.values():
+            raise MessageError(f"{what} has dtype {result.dtype!r}, which programs do not support")
+        count = shard_bytes(what, result.shape, np.dtype(result.dtype), result.placement)
+        sizes.append(tuple((device, count) for device in result.placement.devices))
+    return tuple(sizes)
 
 
 def _check_own(client: ServedClient, arrays: Sequence[int]) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import threading
 import time
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
-from pathways.runtime.hosts.protocol.messages import Call, ForeignFacts, StartTrace, StopTrace
+from pathways.runtime.hosts.protocol.messages import Call, ForeignFacts, StartTrace, StepMemory, StopTrace
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.service.protocol.service_messages import ClientOrigin, FromHost, ProgramLoaded
 from pathways.runtime.service.relaying.array_sender import ArraySender, RelayedFetch, Sender
+from pathways.runtime.service.sharing.memory import DeviceBytes, StepBytes
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep
 
 
@@ -25,6 +28,7 @@ class ServedProgram:
     Args:
       hosted: the program.
       foreign: the replies of its hosts, if an extension has loaded it.
+      needs: the memory of its steps on islands with limits.
 
     Attributes:
       hosted: the program.
@@ -35,8 +39,14 @@ class ServedProgram:
       donated: for each island with donated arguments, their positions.
     """
 
-    def __init__(self, hosted: HostedProgram, foreign: tuple[ForeignFacts, ...] = ()) -> None:
+    def __init__(
+        self,
+        hosted: HostedProgram,
+        foreign: tuple[ForeignFacts, ...] = (),
+        needs: Mapping[int, StepBytes] = types.MappingProxyType({}),
+    ) -> None:
         self.hosted = hosted
+        self.needs = needs
         self._foreign = foreign
         self.queued = 0
         self.is_unwanted = False
@@ -69,6 +79,32 @@ class ServedProgram:
         return ProgramLoaded(
             request, hosted.number, inputs, outputs, hosted.share, self.starts, foreign=self._foreign
         )
+
+
+def step_bytes(reports: Sequence[StepMemory | None], count: int) -> StepBytes:
+    """Returns the memory of a step on an island.
+
+    Args:
+      reports: the reports of its hosts; None from those without devices of the program.
+      count: the number of its results there.
+    """
+    allocated: collections.Counter[int] = collections.Counter()
+    temporaries: collections.Counter[int] = collections.Counter()
+    results: dict[int, DeviceBytes] = {}
+    known = [report for report in reports if report is not None]
+    for report in known:
+        for devices, new, beside in zip(report.devices, report.allocated, report.temporaries, strict=True):
+            allocated.update(dict.fromkeys(devices, new))
+            temporaries.update(dict.fromkeys(devices, beside))
+        for position, slice, of_device in report.results:
+            own = tuple((device, of_device) for device in report.devices[slice])
+            results[position] = (*results.get(position, ()), *own)
+    return StepBytes(
+        tuple((device, count) for device, count in allocated.items() if count),
+        tuple((device, count) for device, count in temporaries.items() if count),
+        tuple(results.get(position, ()) for position in range(count)),
+        any(report.is_view for report in known),
+    )
 
 
 class ServedStep(QueuedStep):
@@ -107,6 +143,7 @@ class ServedStep(QueuedStep):
             hosted.name,
             hosted.host_numbers,
             is_foreign=served.is_foreign,
+            memory=served.needs,
         )
         self.owner = owner
         self.served = served
@@ -149,7 +186,6 @@ class ServedClient:
 
     Args:
       number: its number, which no client had before.
-      weight: its share.
       watch: the first of its connections.
       starts: for each island the start of its workers, as the client was admitted with it.
       has_client_token: whether it has attached with a token of its name, not with the token of the cluster.
@@ -176,14 +212,12 @@ class ServedClient:
         self,
         number: int,
         name: str,
-        weight: float,
         watch: Connection[Any],
         starts: tuple[int, ...] = (),
         has_client_token: bool = False,
     ) -> None:
         self.number = number
         self.name = name
-        self.weight = weight
         self.starts = starts
         self.has_client_token = has_client_token
         self.connections: dict[str, Connection[Any]] = {"watch": watch}

@@ -12,9 +12,10 @@ import contextlib
 import functools
 import logging
 import os
+import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from pathways.runtime.control.cluster_view import REPORT_SECONDS
@@ -26,7 +27,7 @@ from pathways.runtime.control.effects import (
     StepFailed,
     WakeWaiters,
 )
-from pathways.runtime.control.records.errors import failed
+from pathways.runtime.control.records.errors import Failure, failed
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -50,13 +51,17 @@ from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.admission import Admission
 from pathways.runtime.service.control_requests import ControlRequestHandler
 from pathways.runtime.service.island_views import changes_since, client_status, island_facts, island_status
+from pathways.runtime.service.protocol.admin import ChangeRequest
 from pathways.runtime.service.protocol.service_messages import (
     AdmissionDenied,
+    Collected,
+    CollectRequest,
     FromHost,
     IslandLeavingNotice,
     IslandLostNotice,
     IslandReturnedNotice,
     ProgramLoaded,
+    QuotaError,
     RemoteError,
     StepRefusedNotice,
 )
@@ -73,15 +78,22 @@ from pathways.runtime.service.served_client import (
     ServedStep,
     ServedTrace,
 )
-from pathways.runtime.service.sharing.scheduler import Policy
+from pathways.runtime.service.sharing.memory import DeviceBytes
+from pathways.runtime.service.sharing.rules import RuleBook, SharingRules
 from pathways.runtime.service.sharing.scheduler_events import (
+    AcceptArray,
     ArrayArrived,
+    ArrayOffered,
+    ClientChanged,
     ClientJoined,
     ClientLeft,
+    CollectMemory,
+    DenyArray,
     DisconnectClient,
     DispatchRequest,
     FreeClientArrays,
     IssueStep,
+    MemoryCollected,
     OrderedRequest,
     RefuseStep,
     RoundTripMeasured,
@@ -101,8 +113,7 @@ class Service:
     """Islands of a cluster, shared by many clients.
 
     Args:
-      weights: the shares of clients, by their names; other clients have 1.
-      policy: the policy of the scheduler, see `Scheduler`.
+      rules: the rules by which clients share the islands.
       starter: starts the workers; the service closes it.
       at_end: is called with the options of the workers after they have exited.
 
@@ -115,16 +126,19 @@ class Service:
         settings: Settings,
         starter: Starter,
         *,
-        weights: Mapping[str, float] | None = None,
-        policy: Policy = "fair",
+        rules: SharingRules | None = None,
         at_end: Callable[[HostOptions], None] = lambda _: None,
     ) -> None:
         self._at_end = at_end
         self._closed = threading.Event()
+        rules = rules or SharingRules()
+        self._book = RuleBook(rules)
+        # Decisions about arrays that clients begin to send, by the numbers of clients and arrays.
+        self._offers: dict[tuple[int, int], queue.SimpleQueue[bool]] = {}
         self._events: list[SchedulerEvent] = []
         try:
             self._workers = WorkerCluster(
-                starter, settings, sink=self, make_core=functools.partial(ServiceCore, policy=policy)
+                starter, settings, sink=self, make_core=functools.partial(ServiceCore, rules=rules)
             )
         except BaseException:
             starter.close()
@@ -141,12 +155,13 @@ class Service:
         self._scheduler = core.scheduler
         self._calls = RelayedCalls(self._send, self._listener.lose, self._events.append)
         self._reports = StepReports(core, self._pool, self._send, self._events.append)
-        self._request_parser = RequestParser(self._pool)
+        self._limits = {n: limits for n, limits in enumerate(rules.islands) if limits is not None}
+        self._request_parser = RequestParser(self._pool, frozenset(self._limits))
         self._since = time.time()
         self._measured = 0.0
         self._admission = Admission(
             settings,
-            weights or {},
+            self._book,
             self._pool,
             lambda client: self._loop.post(functools.partial(self._join, client)),
             self.request_disconnect,
@@ -159,6 +174,8 @@ class Service:
             self._workers,
             lambda *loaded: self._loop.post(functools.partial(self._register_program, *loaded)),
             self._request_unload,
+            self._limits,
+            lambda client: self._scheduler.memory.quota_of(client.name),
         )
         # Effects are carried out by the dispatch thread only, since they have an order among steps.
         self._core.run_effect, self._core.defer = self._act, self._loop.wake
@@ -180,6 +197,15 @@ class Service:
             return False
         self.request_disconnect(client, "requested by pw-cluster end")
         return client.disconnected.wait(10)
+
+    def change_client(self, request: ChangeRequest) -> str | None:
+        """Changes the rules of a client; returns why not, if it does not."""
+        answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._loop.post(lambda: answers.put(self._change_client(request)))
+        try:
+            return answers.get(timeout=REPORT_SECONDS)
+        except queue.Empty:
+            return "the service does not answer in time"
 
     def revoke(self, name: str) -> None:
         """Disconnects the client of a name if it has attached with a token of this name."""
@@ -208,7 +234,8 @@ class Service:
             for known in self._scheduler.clients.values():
                 client = self._admission.clients[known.number]
                 own = slices.get(client, ())
-                clients.append(client_status(client, known, own, self._pool.gangs, reports))
+                quota = self._scheduler.memory.quota_of(client.name)
+                clients.append(client_status(client, known, own, self._pool.gangs, reports, quota))
             collected.set()
 
         self._loop.post(collect)
@@ -283,10 +310,16 @@ class Service:
                 self._issue(step)
             case DispatchRequest():
                 self._dispatch(effect)
-            case RefuseStep(ServedStep() as step, why):
-                self._refuse(step, why)
+            case RefuseStep(ServedStep() as step, why, is_over_quota):
+                self._refuse(step, Failure(QuotaError, why) if is_over_quota else failed(why))
             case FreeClientArrays(_, island, arrays):
                 self._free(island, arrays)
+            case CollectMemory(number):
+                if (client := self._admission.clients.get(number)) is not None:
+                    self._send(client, CollectRequest())
+            case AcceptArray(offer) | DenyArray(offer):
+                if (answer := self._offers.pop((offer.client, offer.array), None)) is not None:
+                    answer.put(isinstance(effect, AcceptArray))
             case DisconnectClient(number, why):
                 if (client := self._admission.clients.get(number)) is not None:
                     self.request_disconnect(client, why)
@@ -337,17 +370,19 @@ class Service:
         if client is None or what is None:
             return
         if isinstance(what, ServedCall):
-            self._calls.send(what, dispatch.why)
+            denied = None if dispatch.denied is None else failed(dispatch.denied)
+            self._calls.send(what, denied or dispatch.why)
         elif isinstance(what, ServedTrace):
             self._traces.change(what.host, client.number, what.message)
         else:
-            start_fetch(self._core, client, what, has_array=dispatch.has_arguments, lose=self._listener.lose)
+            missing = None if dispatch.has_arguments else dispatch.denied or "the array does not exist"
+            start_fetch(self._core, client, what, missing=missing, lose=self._listener.lose)
 
-    def _refuse(self, step: ServedStep, why: str) -> None:
+    def _refuse(self, step: ServedStep, why: Failure) -> None:
         step.served.queued -= 1
         gangs = step.served.hosted.gangs
         problem = next((gang.life.problem for gang in gangs if gang.life.problem is not None), None)
-        self._send(step.owner, StepRefusedNotice(step.number, RemoteError.of(problem or failed(why))))
+        self._send(step.owner, StepRefusedNotice(step.number, RemoteError.of(problem or why)))
         self._unload_if_unwanted(step.served)
 
     def _free(self, island: int, arrays: Sequence[int]) -> None:
@@ -396,7 +431,10 @@ class Service:
         client.watch = Sender(client.connections["watch"], end)
         client.is_joined = True
         log.info("%s connected", client)
-        self._schedule(ClientJoined(client.number, client.weight))
+        rules = self._book.of(client.name)
+        self._schedule(
+            ClientJoined(client.number, rules.weight, client.name, rules.priority, rules.is_suspended)
+        )
         self._loop.add(client.steps, functools.partial(self._read_client, client), buffers=True, pauses=True)
         # The state of islands may have changed since the client was admitted.
         for gang, start in zip(self._pool.gangs, client.starts, strict=True):
@@ -410,6 +448,7 @@ class Service:
                 WorkSubmitted(OrderedRequest(client.number, gang.number, (number,)))
             ),
             self._listener.lose,
+            functools.partial(self._admit_array, client),
         )
         client.connections["arrays"].place = arrays.place
         start_thread(functools.partial(self._listen_to_arrays, client, arrays), "listen")
@@ -449,6 +488,9 @@ class Service:
         """Reads the ordered requests of a client that have arrived."""
         try:
             for message in client.steps.read_available():
+                if isinstance(message, Collected):
+                    self._events.append(MemoryCollected(client.number))
+                    continue
                 for request in self._request_parser.parse(client, message):
                     if isinstance(request, StepRefusedNotice):
                         self._send(client, request)
@@ -476,6 +518,32 @@ class Service:
             self._listen(client, "arrays", arrays.handle)
         finally:
             arrays.close()
+
+    def _change_client(self, request: ChangeRequest) -> str | None:
+        """Changes the rules of a client, in the dispatch thread; returns why not, if it does not."""
+        name, client = request.name, self._admission.find(request.name)
+        if client is None and not self._book.is_named(name):
+            return f"there is no client {name!r}, and the file of the cluster does not name it"
+        if request.memory is not None:
+            if not self._limits:
+                return "no island of the cluster has device_memory, which quotas are a part of"
+            try:
+                self._scheduler.change_quota(name, request.memory)
+            except ValueError as error:
+                return str(error)
+        rules = self._book.change(request)
+        log.info("client %r: changed by pw-cluster to %s", name, rules)
+        if client is not None and client.is_joined:
+            self._schedule(ClientChanged(client.number, rules.weight, rules.priority, rules.is_suspended))
+        return None
+
+    def _admit_array(self, client: ServedClient, gang: HostGang, array: int, memory: DeviceBytes) -> bool:
+        """Waits until an array that a client begins to send fits its quota; returns whether it does."""
+        if gang.number not in self._limits or not memory:
+            return True
+        answer = self._offers[client.number, array] = queue.SimpleQueue()
+        self._post_event(ArrayOffered(client.number, *gang.life.key, array, memory))
+        return answer.get()
 
     def _post_event(self, event: SchedulerEvent) -> None:
         """Passes the scheduler an event; any thread may call it."""

@@ -18,6 +18,7 @@ from pathways.runtime.service.client.attaching import Attachment, attach_at
 from pathways.runtime.service.protocol.service_messages import decode_for_service
 from pathways.runtime.service.protocol.tokens import ClientTokens, ServiceHandshake
 from pathways.runtime.service.service import Service
+from pathways.runtime.service.sharing.rules import SharingRules
 
 
 class ServiceInThreads:
@@ -26,10 +27,11 @@ class ServiceInThreads:
     Args:
       settings: the settings of its workers.
       folder: the folder of its socket.
+      rules: the rules of its clients.
     """
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.service = Service(settings, starter_of(settings), at_end=remove_all_client_runs)
+    def __init__(self, settings: Settings, folder: Path, rules: SharingRules | None = None) -> None:
+        self.service = Service(settings, starter_of(settings), rules=rules, at_end=remove_all_client_runs)
         self._secret = secrets.token_bytes(32)
         self._place = str(folder / f"{secrets.token_hex(4)}.socket")
         self._server = socket.socket(socket.AF_UNIX)

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from pathways.runtime.control.records.errors import HostStartError
@@ -20,21 +19,22 @@ from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.resources.status import ClientStatus, IslandStatus, ServiceStatus, SharedHostStatus
 from pathways.runtime.service import daemon
+from pathways.runtime.service.protocol.admin import ChangeRequest
 from pathways.runtime.service.protocol.tokens import ServiceHandshake
-from pathways.runtime.service.sharing.scheduler import Policy
+from pathways.runtime.service.sharing.rules import RuleBook, SharingRules
 
 
 class FakeService:
     """Service that keeps the names of its clients only."""
 
-    def __init__(self, settings: Settings, *, weights: Mapping[str, float], policy: Policy) -> None:
+    def __init__(self, settings: Settings, *, rules: SharingRules) -> None:
         how = os.environ.get("FAKE_SERVICE", "")
         if how == "fails":
             raise HostStartError("host 1 did not start (exit code 3)\n  | it has no JAX")
         if how == "stuck":
             time.sleep(60)
         self._settings = settings
-        self._weights = weights
+        self._book = RuleBook(rules)
         self._clients: dict[str, tuple[Connection[Any], float]] = {}
         self._since = time.time()
         self._tokens: dict[str, str | None] = {}
@@ -64,7 +64,7 @@ class FakeService:
         clients = tuple(
             ClientStatus(
                 name,
-                self._weights.get(name, 1.0),
+                self._book.of(name).weight,
                 *(0, 0, 0.0, 0, 0),
                 address=connection.peer,
                 since=since,
@@ -83,6 +83,12 @@ class FakeService:
     def revoke(self, name: str) -> None:
         if self._tokens.get(name) is not None:
             self.disconnect_client(name)
+
+    def change_client(self, request: ChangeRequest) -> str | None:
+        if request.name not in self._clients:
+            return f"there is no client {request.name!r}"
+        self._book.change(request)
+        return None
 
     def close(self) -> None:
         for name in [*self._clients]:

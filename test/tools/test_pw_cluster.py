@@ -149,6 +149,9 @@ def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
                 "since": shown["clients"][0]["since"],
                 "islands": [],
                 "slices": [],
+                "priority": 0,
+                "quota": None,
+                "is_suspended": False,
             }
         ],
         "spares": None,
@@ -435,10 +438,14 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected a command: up, list, status, run, token, end, down, logs; see pw-cluster --help"),
+        (
+            [],
+            "expected a command: up, list, status, run, token, set, suspend, resume, end, down, logs; "
+            "see pw-cluster --help",
+        ),
         (
             ["upp"],
-            "argument COMMAND: must be one of up, list, status, run, token, end, down, logs, got 'upp'; did",
+            "argument COMMAND: must be one of up, list, status, run, token, set, suspend, resume, end, down,",
         ),
         (["up"], "pw-cluster up: expected FILE"),
         (["end", "lab"], "pw-cluster end: expected CLIENT"),
@@ -454,6 +461,11 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
         (["status", "10.0.0.5:7070", "--token", "/nowhere"], "/nowhere: token: No such file or directory"),
         (["logs", "nothing"], "cluster 'nothing' has no log: there is no file "),
         (["token", "lab"], "pw-cluster token: expected CLIENT"),
+        (["set", "lab", "ann"], "pw-cluster set: expected RULE=VALUE"),
+        (["set", "lab", "ann", "wait=4"], "wait=4: expected one of weight=VALUE, priority=VALUE, memory="),
+        (["set", "lab", "ann", "weight"], "weight: expected one of weight=VALUE, priority=VALUE, memory="),
+        (["set", "lab", "ann", "weight=0"], "weight=0: Expected `float` >= 0.001"),
+        (["set", "lab", "ann", "memory=4"], "memory=4: '4': expected a number of bytes with a unit, as in"),
         (["token", "lab", "a b"], "'a b' is not a name of a client: expected letters, digits"),
     ],
 )

@@ -23,13 +23,16 @@ from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.folders import exposure, replace_file
 from pathways.runtime.resources.status import ServiceStatus
-from pathways.runtime.resources.tables import table
+from pathways.runtime.resources.tables import bytes_of, table
 from pathways.runtime.service.daemon import STAY
 from pathways.runtime.service.protocol import admin, folders
 from pathways.tools.common.errors import UserError
 
 PROCESS = "pathways.runtime.clusters.service_process"
 """The module that runs as the process of a service."""
+
+_RULES = ("weight", "priority", "memory")
+"""The rules of a client that `pw-cluster set` changes."""
 
 _ANSWER_SECONDS = 30.0
 _END_SECONDS = 60.0
@@ -46,6 +49,9 @@ def run(options: argparse.Namespace) -> int:
         "list": _list,
         "status": _status,
         "token": _token,
+        "set": _set,
+        "suspend": _suspend,
+        "resume": _resume,
         "end": _end,
         "down": _down,
         "logs": _logs,
@@ -146,6 +152,36 @@ def _show(options: argparse.Namespace, status: ServiceStatus) -> None:
         return
     clear = _CLEAR if options.watch and sys.stdout.isatty() else ""
     print(f"{clear}{status}", flush=True)
+
+
+def _set(options: argparse.Namespace) -> None:
+    rules: dict[str, Any] = {}
+    for text in options.rules:
+        name, equals, value = text.partition("=")
+        if not equals or name not in _RULES:
+            raise UserError(f"{text}: expected one of {', '.join(f'{rule}=VALUE' for rule in _RULES)}")
+        rules[name] = value
+    try:
+        if "memory" in rules:
+            rules["memory"] = bytes_of(rules["memory"])
+        change = msgspec.convert({"name": options.client, **rules}, admin.ChangeRequest, strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise UserError(f"{' '.join(options.rules)}: {error}") from None
+    _change(options, change)
+
+
+def _suspend(options: argparse.Namespace) -> None:
+    _change(options, admin.ChangeRequest(options.client, is_suspended=True))
+
+
+def _resume(options: argparse.Namespace) -> None:
+    _change(options, admin.ChangeRequest(options.client, is_suspended=False))
+
+
+def _change(options: argparse.Namespace, change: admin.ChangeRequest) -> None:
+    with _called(options) as service:
+        reply = _request(service, change)
+    assert isinstance(reply, admin.ChangeReply)
 
 
 def _token(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol.frames import encode
-from pathways.runtime.hosts.protocol.messages import Run
+from pathways.runtime.hosts.protocol.messages import Run, StepMemory
 from pathways.runtime.hosts.protocol.programs import IslandPort
 
 
@@ -41,6 +41,8 @@ class HostedProgram:
       outputs: the outputs of each island's sub-program, in order.
       share: see `control.records.step.Step`.
       some_hosts: the hosts that run it, of the one gang, if these are not all.
+      memory: the memory of a step on each of its hosts, as the hosts report it; empty for programs of
+        extensions.
     """
 
     number: int
@@ -50,6 +52,7 @@ class HostedProgram:
     outputs: Mapping[int, tuple[HostPort, ...]]
     share: int = 1
     some_hosts: tuple[WorkerHandle, ...] = ()
+    memory: tuple[StepMemory | None, ...] = ()
 
     @classmethod
     def of(

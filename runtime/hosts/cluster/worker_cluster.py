@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import threading
 import time
@@ -179,7 +180,8 @@ class WorkerCluster:
             # Some hosts may have compiled it.
             self.unload(loaded)
             raise
-        return loaded
+        memory = tuple(request.answers[host.index][0] for host in hosts)
+        return dataclasses.replace(loaded, memory=memory)
 
     def load_foreign(
         self, name: str, hosts: Sequence[WorkerHandle], kind: str, body: bytes, about: int = 0

@@ -80,14 +80,14 @@ def status_of(error: BaseException) -> StatusError:
             return StatusError(StatusCode.UNAVAILABLE, str(error))
         case HostLostError():
             return StatusError(StatusCode.DATA_LOSS, str(error))
+        case ResourceError():
+            return StatusError(StatusCode.RESOURCE_EXHAUSTED, str(error))
         case HostError():
             return _status_of_host(str(error))
         case jax.errors.JaxRuntimeError():
             return _status_of_xla(str(error))
         case PermissionError() if error.errno is None:
             return StatusError(StatusCode.PERMISSION_DENIED, str(error))
-        case ResourceError():
-            return StatusError(StatusCode.RESOURCE_EXHAUSTED, str(error))
         case MemoryError():
             return StatusError(StatusCode.RESOURCE_EXHAUSTED, "out of memory")
         case NotImplementedError():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import math
@@ -40,6 +41,7 @@ from pathways.runtime.service.client.service_listener import AttachedService, Se
 from pathways.runtime.service.protocol.service_messages import (
     Admitted,
     ClientOrigin,
+    Collected,
     DevicesBound,
     IslandFacts,
     LoadForeignProgram,
@@ -89,6 +91,8 @@ class RemoteSession(HostSession):
         pool = WorkerPool([self._gang_of(number, island) for number, island in enumerate(facts)])
         self._listener = ServiceListener(shared, pool, service, self._gang_of)
         super().__init__(shared, pool, self._listener)
+        # In a thread: the listener must go on, and finalizers may wait for its locks.
+        self._listener.collect = functools.partial(start_thread, self._collect, "collect")
         shared.run_effect = self._run_effect
         self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
         self._listener.start()
@@ -298,6 +302,7 @@ class RemoteSession(HostSession):
         | LoadProgram
         | LoadForeignProgram
         | ReleaseArrays
+        | Collected
         | Unload
         | Ping,
     ) -> None:
@@ -350,18 +355,29 @@ class RemoteSession(HostSession):
             if silent > self._heartbeat and not self._mirror.gangs[0].is_dead():
                 self._listener.report_loss(f"has not responded for {self._heartbeat:.0f} seconds")
 
+    def _collect(self) -> None:
+        """Frees what only cycles of objects refer to, and notifies the service."""
+        gc.collect()
+        self._send_unused()
+        with contextlib.suppress(HostError):
+            self._send_to_service("steps", Collected())
+
+    def _send_unused(self) -> None:
+        """Notifies the service of the arrays that are no longer held."""
+        for gang in [*self.pool.gangs]:
+            unused = gang.life.unused.take_all()
+            if unused and not gang.is_lost():
+                sent = self._sent_of([unused])
+                self._sent.difference_update(unused)
+                with contextlib.suppress(HostError):
+                    self._send_to_service(
+                        "steps", ReleaseArrays(gang.number, gang.life.key.start, unused, sent)
+                    )
+
     def _free_unused(self) -> None:
         """Frees arrays, slices and programs in batches, for islands that no step frees them with."""
         while not self._closed.wait(_FREE_SECONDS):
-            for gang in [*self.pool.gangs]:
-                unused = gang.life.unused.take_all()
-                if unused and not gang.is_lost():
-                    sent = self._sent_of([unused])
-                    self._sent.difference_update(unused)
-                    with contextlib.suppress(HostError):
-                        self._send_to_service(
-                            "steps", ReleaseArrays(gang.number, gang.life.key.start, unused, sent)
-                        )
+            self._send_unused()
             with contextlib.suppress(HostError):
                 self._send_released()
             for program in self._unneeded.take_all():

@@ -30,6 +30,7 @@ from pathways.runtime.service.client.cluster_mirror import (
 )
 from pathways.runtime.service.protocol.service_messages import (
     AdmissionDenied,
+    CollectRequest,
     DevicesBound,
     FromHost,
     HostsDone,
@@ -91,6 +92,9 @@ class ServiceListener(WorkerListener):
       core: the core that handles the events.
       pool: the workers.
       gang_of: creates the handles of the workers of an island.
+
+    Attributes:
+      collect: is called where this client exceeds its quota.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class ServiceListener(WorkerListener):
         super().__init__(core, pool, EventLoop())
         self._service = service
         self._gang_of = gang_of
+        self.collect: Callable[[], object] = lambda: None
         service.arrays.place = self._place_relayed
         read = functools.partial(service.steps.process_available, self._on_service_message)
         self.loop.add(service.steps, functools.partial(self._read_from_service, read))
@@ -152,6 +157,8 @@ class ServiceListener(WorkerListener):
                     self._core.done(self._pool.host(number).gang.life, number, message.step, now)
             case FromHost():
                 self._on_message(self._pool.host(message.host), message.message)
+            case CollectRequest():
+                self.collect()
             case StepRefusedNotice():
                 self._core.handle(StepRefused(message.step, message.why.failure()))
             case Indeterminate():

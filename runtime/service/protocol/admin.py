@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.messages import Handshake, Message, Purpose
 from pathways.runtime.resources.status import ServiceStatus
+
+Weight = Annotated[float, Meta(ge=1e-3, le=1e3, description="a number from 0.001 to 1000")]
+Priority = Annotated[int, Meta(ge=-100, le=100, description="a whole number from -100 to 100")]
 
 ADMIN = "admin"
 """Name of the channel, and of the role of the side that opens it."""
@@ -43,6 +49,24 @@ class TokenRequest(Message, frozen=True):
     revoke: bool
 
 
+class ChangeRequest(Message, frozen=True):
+    """Request to change the rules of a client until the service ends; the reply is `ChangeReply`.
+
+    Attributes:
+      weight, priority, memory, is_suspended: see `ClientRules`; None for no change.
+    """
+
+    name: str
+    weight: Weight | None = None
+    priority: Priority | None = None
+    memory: Annotated[int, Meta(ge=1)] | None = None
+    is_suspended: bool | None = None
+
+
+class ChangeReply(Message, frozen=True):
+    """Reply to `ChangeRequest`: the rules hold from now on."""
+
+
 class StatusReply(Message, frozen=True):
     """State of the service."""
 
@@ -71,8 +95,8 @@ class AdminDenied(Message, frozen=True):
     why: str
 
 
-FromAdmin = Handshake | StatusRequest | DisconnectRequest | ShutdownRequest | TokenRequest
-ToAdmin = Handshake | StatusReply | DisconnectReply | ShutdownReply | TokenReply | AdminDenied
+FromAdmin = Handshake | StatusRequest | DisconnectRequest | ShutdownRequest | TokenRequest | ChangeRequest
+ToAdmin = Handshake | StatusReply | DisconnectReply | ShutdownReply | TokenReply | ChangeReply | AdminDenied
 
 _handshake: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
 _from_admin: msgspec.msgpack.Decoder[FromAdmin] = msgspec.msgpack.Decoder(FromAdmin)

@@ -18,10 +18,15 @@ from pathways.runtime.hosts.protocol import messages as m
 from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.programs import BoundProgram, IslandPort
 from pathways.runtime.plan.plan import SliceSpec
+from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.status import SpareStatus
 
 MAX_TEXT_CHARS = 64
 """Limit on the characters of a text of a client in the status."""
+
+
+class QuotaError(HostError, ResourceError):
+    """Failure of a step, or of an array, that exceeds the quota of its client."""
 
 
 class RemoteError(msgspec.Struct, frozen=True):
@@ -41,7 +46,7 @@ class RemoteError(msgspec.Struct, frozen=True):
         Raises:
           MessageError: there is no error class of this name.
         """
-        kind = getattr(errors, self.kind, None)
+        kind = QuotaError if self.kind == QuotaError.__name__ else getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, HostError)):
             raise m.MessageError(f"{self.kind!r} is no error of hosts")
         return Failure(kind, self.text)
@@ -144,6 +149,10 @@ class ReleaseArrays(m.Message, frozen=True):
     start: int
     arrays: tuple[int, ...]
     sent: tuple[int, ...] = ()
+
+
+class Collected(m.Message, frozen=True):
+    """Reply to `CollectRequest`: what the client no longer refers to is free by the messages before."""
 
 
 class SliceRequest(msgspec.Struct, frozen=True):
@@ -326,6 +335,10 @@ class ProgramLoaded(m.Message, frozen=True):
     foreign: tuple[m.ForeignFacts, ...] = ()
 
 
+class CollectRequest(m.Message, frozen=True):
+    """Request to free what the client no longer refers to, since it exceeds its quota."""
+
+
 class StepRefusedNotice(m.Message, frozen=True):
     """Notice that a step was not issued, and will not be."""
 
@@ -383,6 +396,7 @@ ToService = (
     | ReleaseDevices
     | LoadProgram
     | LoadForeignProgram
+    | Collected
     | m.Unload
     | m.Ping
 )
@@ -394,6 +408,7 @@ ToClient = (
     | HostsDone
     | DevicesBound
     | ProgramLoaded
+    | CollectRequest
     | StepRefusedNotice
     | Indeterminate
     | StepCutOff

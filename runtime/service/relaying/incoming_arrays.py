@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
@@ -12,6 +15,10 @@ from pathways.runtime.hosts.protocol.messages import Chunk, DeviceLayout, Free, 
 from pathways.runtime.hosts.protocol.shards import dtype_of
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.service.protocol.service_messages import ForHost
+from pathways.runtime.service.sharing.memory import DeviceBytes
+
+_DEVICE_MEMORY = (None, "device", "unpinned_host")
+"""Kinds of memory that count as memory of devices; CPU devices have the latter."""
 
 _MAX_ELEMENTS = 1 << 48
 """Limit on the elements of an array; a larger shape is invalid."""
@@ -27,6 +34,7 @@ class IncomingPut:
     Attributes:
       gang: the workers.
       left: the bytes that each host has not been sent; -1 before its announcement.
+      memory: its bytes on the devices of the island.
 
     Raises:
       MessageError: the shape, the layout or the dtype is invalid.
@@ -35,7 +43,10 @@ class IncomingPut:
     def __init__(self, gang: HostGang, put: Put) -> None:
         self.gang = gang
         self.left = {host.index: -1 for host in gang.hosts}
-        self._bytes = _shard_bytes(put)
+        self._bytes = shard_bytes(f"array {put.array}", put.shape, dtype_of(put), put.placement)
+        # In the memory of the devices, not of their host.
+        devices = put.placement.devices if put.placement.memory_kind in _DEVICE_MEMORY else ()
+        self.memory: DeviceBytes = tuple((device, self._bytes) for device in devices)
 
     def announce(self, host: int, put: Put) -> None:
         """Adds the announcement for a host.
@@ -67,24 +78,26 @@ class IncomingPut:
         return not any(self.left.values())
 
 
-def _shard_bytes(put: Put) -> int:
+def shard_bytes(what: str, whole: Sequence[int], dtype: np.dtype[Any], layout: DeviceLayout) -> int:
     """Returns the size in bytes of each shard of an array.
+
+    Args:
+      what: names the array, for messages.
+      whole: its shape.
 
     Raises:
       MessageError: the shape or the layout is invalid.
     """
-    layout = put.placement
     sizes = dict(zip(layout.axis_names, layout.mesh, strict=True))
-    itemsize = dtype_of(put).itemsize
-    shape = list(put.shape)
+    shape = list(whole)
     if any(size < 0 for size in shape) or math.prod(shape) > _MAX_ELEMENTS or len(layout.dims) > len(shape):
-        raise MessageError(f"array {put.array} has invalid shape {put.shape}")
+        raise MessageError(f"{what} has invalid shape {tuple(whole)}")
     for dim, axes in enumerate(layout.dims):
         blocks = math.prod(sizes.get(axis, 0) for axis in axes)
         if not blocks or shape[dim] % blocks:
-            raise MessageError(f"array {put.array} of shape {put.shape} cannot be cut along {layout.dims}")
+            raise MessageError(f"{what} of shape {tuple(whole)} cannot be cut along {layout.dims}")
         shape[dim] //= blocks
-    return math.prod(shape) * itemsize
+    return math.prod(shape) * dtype.itemsize
 
 
 class IncomingArrays:
@@ -96,6 +109,7 @@ class IncomingArrays:
       arrived: is called with the island and the number of an array that was sent to its workers entirely.
       freed: is called with the island and the number of an array that the client frees after it arrived.
       lose: is called with workers whose connections were closed.
+      admit: waits until an array may be sent to its island, and returns whether it may; by default all may.
     """
 
     def __init__(
@@ -105,7 +119,11 @@ class IncomingArrays:
         arrived: Callable[[HostGang, int], None],
         freed: Callable[[HostGang, int], None],
         lose: Callable[[WorkerHandle, ConnectionEnded], None],
+        admit: Callable[[HostGang, int, DeviceBytes], bool] = lambda *_: True,
     ) -> None:
+        self._admit = admit
+        # The arrays that may not be sent, until the client frees them.
+        self._denied: set[int] = set()
         self._owns = owns
         self._pool = pool
         self._arrived = arrived
@@ -153,6 +171,7 @@ class IncomingArrays:
             case Free() as free:
                 for number in free.arrays:
                     self._check_own(number)
+                    self._denied.discard(number)
                     canceled = self._puts.pop(number, None)
                     if canceled is not None:
                         for each in canceled.gang.hosts:
@@ -176,9 +195,16 @@ class IncomingArrays:
 
     def _announce(self, host: WorkerHandle, put: Put) -> None:
         check_layout(host.gang, put.placement)
+        if put.array in self._denied:
+            return
         incoming = self._puts.get(put.array)
         if incoming is None or incoming.gang is not host.gang:
-            incoming = self._puts[put.array] = IncomingPut(host.gang, put)
+            incoming = IncomingPut(host.gang, put)
+            if not self._admit(host.gang, put.array, incoming.memory):
+                # Its chunks have no effect.
+                self._denied.add(put.array)
+                return
+            self._puts[put.array] = incoming
         incoming.announce(host.index, put)
         self._relay(host, put)
         self._finish_if_complete(put.array, incoming)

@@ -286,7 +286,7 @@ class SharedMemory:
         self.islands = tuple(islands)
         self._quotas = dict(quotas or {})
         self._default = default
-        self._shared = Quota(self._rest())
+        self._shared = Quota(self.rest())
 
     def join(self, name: str) -> ClientMemory:
         """Returns the memory of a client that has joined."""
@@ -313,7 +313,7 @@ class SharedMemory:
         quotas = {**self._quotas, name: quota}
         check_quotas(self.islands, quotas, self._default, self._clients)
         self._quotas = quotas
-        self._shared.limits = self._rest()
+        self._shared.limits = self.rest()
         if memory is None:
             return
         if memory.quota is self._shared:
@@ -324,7 +324,7 @@ class SharedMemory:
     def _limits(self, quota: int) -> list[int | None]:
         return [None if limits is None else quota for limits in self.islands]
 
-    def _rest(self) -> list[int | None]:
+    def rest(self) -> list[int | None]:
         """Returns what named quotas and the pool leave on each island."""
         named = sum(self._quotas.values())
         return [

@@ -45,6 +45,7 @@ from typing import Literal
 from pathways.runtime.resources.tables import size, table
 from pathways.runtime.service.sharing.memory import ClientMemory, Quota, SharedMemory
 from pathways.runtime.service.sharing.places import MAX_UNFINISHED, ClientService, Places
+from pathways.runtime.service.sharing.rules import Policy
 from pathways.runtime.service.sharing.scheduler_events import (
     AcceptArray,
     ArrayArrived,
@@ -72,8 +73,6 @@ from pathways.runtime.service.sharing.scheduler_events import (
     SchedulerEvent,
     WorkSubmitted,
 )
-
-Policy = Literal["fair", "fifo"]
 
 
 class ScheduledClient:
@@ -110,7 +109,7 @@ class ScheduledClient:
         # Steps that are first in their queues, and an array that it sends, which do not fit the quota.
         self._short: dict[QueuedStep, None] = {}
         self._offer: ArrayOffered | None = None
-        # Why arrays were denied, by islands and numbers.
+        # Why arrays do not exist that exceed the quota, by islands and numbers.
         self._denied: dict[tuple[int, int], str] = {}
         # The islands on which a call waits until it is resumed.
         self._stopped: set[int] = set()
@@ -555,10 +554,17 @@ class Scheduler:
         )
         client.is_suspended = joined.is_suspended
 
+    def change_quota(self, name: str, quota: int) -> None:
+        """Sets the quota of a client; `ClientChanged` follows if it is connected.
+
+        Raises:
+          ValueError: all quotas together exceed the memory of an island without its pool.
+        """
+        client = next((client for client in self.clients.values() if client.name == name), None)
+        self.memory.change(name, quota, None if client is None else client.memory)
+
     def _change_client(self, changed: ClientChanged) -> None:
         client = self.clients[changed.client]
-        if changed.quota is not None:
-            self.memory.change(client.name, changed.quota, client.memory)
         self._places.change_client(client.number, changed.weight, changed.priority)
         was_suspended, client.is_suspended = client.is_suspended, changed.is_suspended
         for first in {queue[0]: None for queue in client._queues if queue}:
@@ -703,6 +709,9 @@ class Scheduler:
             client._short.pop(step, None)
         for n, array in missing:
             client._arrays[n].discard(array)
+            if is_over_quota:
+                # For steps that are submitted before the client knows.
+                client._denied[n, array] = why
         changed: list[int] = []
         for n, queue in enumerate(client._queues):
             if any(item in refused for item in queue):

@@ -170,17 +170,12 @@ class ClientJoined(msgspec.Struct, frozen=True):
 
 
 class ClientChanged(msgspec.Struct, frozen=True):
-    """Notice that a connected client has another weight, priority, or quota, or is suspended or resumed.
-
-    Attributes:
-      quota: the bytes that its arrays may have on each device; None if that does not change.
-    """
+    """Notice that a connected client has another weight, priority or quota, or is suspended or resumed."""
 
     client: int
     weight: float
     priority: int
     is_suspended: bool
-    quota: int | None = None
 
 
 class ClientLeft(msgspec.Struct, frozen=True):

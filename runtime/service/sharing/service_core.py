@@ -11,10 +11,14 @@ from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.effects import ClientEffect, Effect, GangLeaving, GangLost, GangReturned
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.control.records.step import FunctionCall
-from pathways.runtime.service.sharing.scheduler import Policy, Scheduler
+from pathways.runtime.service.sharing.rules import SharingRules
+from pathways.runtime.service.sharing.scheduler import Scheduler
 from pathways.runtime.service.sharing.scheduler_events import (
     ArrayArrived,
+    ArrayOffered,
+    ClientChanged,
     ClientLeft,
+    DenyArray,
     DispatchRequest,
     IslandLeaving,
     IslandLost,
@@ -35,17 +39,23 @@ class ServiceCore(ClusterCore):
       islands: the numbers of the hosts of each island.
       limits: the limits of times and counts.
       now: the time, in seconds of any clock that does not go back.
-      policy: the order of the steps of clients, see `Scheduler`.
+      rules: the rules by which clients share the islands.
 
     Attributes:
       scheduler: chooses the next step of clients.
     """
 
     def __init__(
-        self, islands: Iterable[Sequence[int]], limits: Limits, now: float, policy: Policy = "fair"
+        self,
+        islands: Iterable[Sequence[int]],
+        limits: Limits,
+        now: float,
+        rules: SharingRules | None = None,
     ) -> None:
         super().__init__(islands, limits, now)
-        self.scheduler = Scheduler(len(self.gangs), limits.ahead, policy)
+        rules = rules or SharingRules()
+        count = len(self.gangs)
+        self.scheduler = Scheduler(count, limits.ahead, rules.policy, rules.memory(count), rules.ageing)
 
     def schedule(self, events: Iterable[SchedulerEvent], now: float) -> list[Effect]:
         """Passes simultaneous events of clients and their steps to the scheduler.
@@ -66,6 +76,10 @@ class ServiceCore(ClusterCore):
                 case ClientLeft(client) if client not in self.scheduler.clients:
                     pass
                 case ArrayArrived() if not self._are_current({event.island: event.start}):
+                    pass
+                case ArrayOffered() if not self._are_current({event.island: event.start}):
+                    effects.append(DenyArray(event, None))
+                case ClientChanged(client) if client not in self.scheduler.clients:
                     pass
                 case _:
                     current.append(event)

@@ -18,7 +18,7 @@ def bound_slices() -> BoundSlices:
 
 def test_bound_slices_have_a_status_until_they_are_released():
     """The status has texts of clients, in which no control character may reach a terminal."""
-    slices, ann = bound_slices(), ServedClient(1, "ann", 1.0, None)
+    slices, ann = bound_slices(), ServedClient(1, "ann", None)
     for number, name in ((1, "s1"), (0, "s0\x1b[2J" + "x" * 90)):
         request = SliceRequest(number, SliceSpec(name, ("x",), (1,)), None, 0, 1, 1)
         slices.bind(ann, RequestDevices(5, "f\n", (request,)))
@@ -37,7 +37,7 @@ def test_bound_slices_have_a_status_until_they_are_released():
 def test_bound_slices_bind_no_devices_of_a_disconnected_client():
     """The thread of its requests may handle one after it has disconnected."""
     slices = bound_slices()
-    ann, bob = ServedClient(1, "ann", 1.0, None), ServedClient(2, "bob", 1.0, None)
+    ann, bob = ServedClient(1, "ann", None), ServedClient(2, "bob", None)
     request = RequestDevices(5, "f", (SliceRequest(1, SliceSpec("s0", ("x",), (1,)), None, 0, 1, 1),))
     bob.disconnected.set()
     slices.remove_client(bob)

@@ -15,6 +15,8 @@ from pathways.runtime.hosts.launch.commands import StartCommand
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.service.configuration import Configuration, ConfigurationError, read
+from pathways.runtime.service.sharing.memory import DeviceLimits
+from pathways.runtime.service.sharing.rules import ClientRules, SharingRules
 
 FULL = """
 policy = "fifo"
@@ -61,8 +63,9 @@ def test_configuration_reads_all_keys(write, tmp_path):
             "10.0.0.5",
             StartCommand("ssh -o BatchMode=yes {host} {command}", "/opt/pathways/bin/python"),
         ),
-        {"ann": 2.0, "bo.b-2": 1.0},
-        "fifo",
+        SharingRules(
+            "fifo", clients={"ann": ClientRules(2.0), "bo.b-2": ClientRules()}, islands=(None, None)
+        ),
         ("10.0.0.5", 7070),
         tmp_path / "token",
     )
@@ -106,6 +109,76 @@ def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     slurm = read(write("launcher = 'slurm'\nbind = '10.0.0.5'"))
     assert [island.hosts for island in slurm.settings.islands] == [("n1",), ("n2",)]
+
+
+QUOTAS = """
+max_clients = 2
+ageing = 0.5
+[[islands]]
+count = 2
+device_memory = "16 GiB"
+pool = "2 GiB"
+[[islands]]
+device_memory = 17179869184
+[[islands]]
+[clients.ann]
+memory = "4.5 GiB"
+priority = 1
+[clients."*"]
+memory = "3 GiB"
+weight = 0.5
+"""
+
+
+def test_configuration_has_quotas_of_memory(write):
+    gib = 2**30
+    rules = read(write(QUOTAS)).rules
+    small, large = DeviceLimits(16 * gib, 2 * gib), DeviceLimits(16 * gib, 4 * gib)
+    assert rules.islands == (small, small, large, None)
+    assert rules.clients == {"ann": ClientRules(1.0, 1, 9 * gib // 2), "*": ClientRules(0.5, 0, 3 * gib)}
+    assert (rules.max_clients, rules.ageing) == (2, 0.5)
+    # Without a number of clients, there are as many as fit.
+    assert read(write(QUOTAS.replace("max_clients = 2", ""))).rules.max_clients == 2
+    shared = read(write('[[islands]]\ndevice_memory = "8 GiB"\n[clients.ann]\nmemory = "4 GiB"')).rules
+    assert shared.memory(1).rest() == [2 * gib]
+    assert shared.max_clients is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "hosts = 1\n[clients.a]\nmemory = '1 GiB'",
+            "clients.a.memory: expected device_memory in [[islands]]",
+        ),
+        ("[[islands]]\npool = '1 GiB'", "islands[0].pool: expected device_memory beside it"),
+        (
+            "[[islands]]\ndevice_memory = '1 GiB'\npool = '1 GiB'",
+            "islands[0].pool: expected less than device_memory",
+        ),
+        (
+            "[[islands]]\ndevice_memory = '1 GB'",
+            "islands[0].device_memory: '1 GB': expected a number of bytes",
+        ),
+        ("[[islands]]\ndevice_memory = 0", "islands[0].device_memory = 0: expected a number of bytes, as in"),
+        (
+            "[[islands]]\ndevice_memory = '8 GiB'\n"
+            "[clients.a]\nmemory = '4 GiB'\n[clients.b]\nmemory = '3 GiB'",
+            "clients: the quotas of clients are 7 GiB together, more than the 8 GiB of a device of island0",
+        ),
+        (
+            "max_clients = 3\n[[islands]]\ndevice_memory = '8 GiB'\n[clients.'*']\nmemory = '3 GiB'",
+            "clients: the quotas of clients are 9 GiB together",
+        ),
+        ("hosts = 1\n[clients.a]\npriority = 101", "clients.a.priority = 101: expected a whole number from"),
+        ("hosts = 1\nageing = 0", "ageing = 0: expected seconds above 0"),
+    ],
+)
+def test_configuration_refuses_wrong_rules(write, text, message):
+    path = write(text)
+    with pytest.raises(ConfigurationError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +254,7 @@ def test_configuration_reports_invalid_files_in_one_line(write, monkeypatch, tex
 def test_configuration_reads_files_of_the_manual(write, tmp_path):
     lab = read(f"{pages.ROOT}/docs/cluster/lab.toml")
     assert [len(island.machines) for island in lab.settings.islands] == [4, 4, 1]
-    assert lab.weights == {"training": 3.0}
+    assert {name: rules.weight for name, rules in lab.rules.clients.items()} == {"training": 3.0}
     (block,) = pages.blocks("docs/many_clients.md", "toml")
     assert read(write(block.text)).settings == Settings((Island(1, 4), Island(1, 4)))
     kubernetes = (pages.ROOT / "docs/cluster/service.yaml").read_text()

@@ -25,7 +25,7 @@ def gang(number: int, is_lost: bool) -> Any:
 def test_requests_free_arrays_of_a_refused_step():
     """Arrays on islands that were not lost are freed, and then the step is refused."""
     gangs = [gang(0, False), gang(1, True)]
-    client = ServedClient(1, "bob", 1.0, None)
+    client = ServedClient(1, "bob", None)
     hosted: Any = SimpleNamespace(
         name="f", number=7, gangs=gangs, inputs={0: (), 1: ()}, outputs={0: (), 1: ()}, share=1
     )

@@ -24,6 +24,7 @@ from pathways.runtime.service.client.attaching import attachment_of
 from pathways.runtime.service.daemon import _why_denied
 from pathways.runtime.service.protocol.admin import (
     ADMIN,
+    ChangeRequest,
     DisconnectRequest,
     FromAdmin,
     ShutdownRequest,
@@ -39,6 +40,7 @@ from pathways.runtime.service.protocol.tokens import (
     ServiceHandshake,
     credentials_of,
 )
+from pathways.runtime.service.sharing.rules import RuleBook, SharingRules
 
 SECRET = b"s" * 64
 NOWHERE = Path("/nowhere/revoked")
@@ -179,7 +181,9 @@ def accepted(admission: Admission, handshake: ServiceHandshake) -> Iterator[Conn
 @pytest.fixture
 def admission() -> Iterator[Admission]:
     pool = SimpleNamespace(gangs=[])
-    admission = Admission(Settings((Island(),)), {}, pool, lambda _: None, lambda *_: None)
+    admission = Admission(
+        Settings((Island(),)), RuleBook(SharingRules()), pool, lambda _: None, lambda *_: None
+    )
     yield admission
     for client in admission.clients.values():
         client.disconnected.set()
@@ -213,15 +217,21 @@ def test_the_token_of_a_client_allows_its_status_and_its_end_only(tokens):
 
     ann = authenticated(tokens, tokens.secret_of("ann"), "ann", ADMIN, ADMIN)
     allowed = [StatusRequest(), DisconnectRequest("ann")]
-    denied = [DisconnectRequest("bo"), ShutdownRequest(), TokenRequest("ann", revoke=False), LaterRequest()]
+    denied = [
+        DisconnectRequest("bo"),
+        ShutdownRequest(),
+        TokenRequest("ann", revoke=False),
+        ChangeRequest("ann", weight=1000.0),
+        LaterRequest(),
+    ]
     # A request that is added later belongs in one of the lists.
     assert set(get_args(FromAdmin)) - set(get_args(Handshake)) <= {*map(type, allowed), *map(type, denied)}
     assert [_why_denied(request, ann) for request in allowed] == [None, None]
     assert [_why_denied(request, ann) for request in denied] == [
         f"{action} needs the token of the cluster, and this one is of client 'ann'"
-        for action in ("ending client 'bo'", *["the request"] * 3)
+        for action in ("ending client 'bo'", *["the request"] * 4)
     ]
     of_cluster = authenticated(tokens, SECRET, "ann", ADMIN, ADMIN)
-    assert [_why_denied(request, of_cluster) for request in allowed + denied] == [None] * 6
+    assert [_why_denied(request, of_cluster) for request in allowed + denied] == [None] * 7
     tokens.revoke("ann")
     assert _why_denied(StatusRequest(), ann) == "this token of client 'ann' was revoked"
