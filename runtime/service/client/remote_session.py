@@ -80,6 +80,9 @@ class RemoteSession(HostSession):
         self._sent: set[int] = set()
         self._slices: DeviceAllocator | None = None
         self._releasing = threading.Lock()
+        # From the removal of unused arrays from their list until the service has the message: otherwise it
+        # could get `Collected` before.
+        self._freeing = threading.Lock()
         facts = admitted.islands
         core = ClusterMirror(
             [(island.start, [host.host for host in island.hosts]) for island in facts],
@@ -266,12 +269,15 @@ class RemoteSession(HostSession):
     @override
     def _send_step(self, step: Step, program: HostedProgram, arguments: Mapping[int, Sequence[int]]) -> None:
         consumed = {gang.number: tuple(arguments[gang.number]) for gang in program.gangs}
-        free = {gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take_all())}
-        # Also of the arrays to free: the service frees each after its last byte has arrived.
-        sent = self._sent_of([*consumed.values(), *free.values()])
-        self._sent.difference_update(*free.values())
         try:
-            self._service.steps.send(Submit(step.number, program.number, consumed, sent, free))
+            with self._freeing:
+                free = {
+                    gang.number: unused for gang in program.gangs if (unused := gang.life.unused.take_all())
+                }
+                # Also of the arrays to free: the service frees each after its last byte has arrived.
+                sent = self._sent_of([*consumed.values(), *free.values()])
+                self._sent.difference_update(*free.values())
+                self._service.steps.send(Submit(step.number, program.number, consumed, sent, free))
         except ConnectionEnded as error:
             self._listener.lose_service(error)
 
@@ -365,8 +371,10 @@ class RemoteSession(HostSession):
     def _send_unused(self) -> None:
         """Notifies the service of the arrays that are no longer held."""
         for gang in [*self.pool.gangs]:
-            unused = gang.life.unused.take_all()
-            if unused and not gang.is_lost():
+            with self._freeing:
+                unused = gang.life.unused.take_all()
+                if not unused or gang.is_lost():
+                    continue
                 sent = self._sent_of([unused])
                 self._sent.difference_update(unused)
                 with contextlib.suppress(HostError):

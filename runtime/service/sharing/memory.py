@@ -203,6 +203,10 @@ class ClientMemory:
         buffer.is_charged = True
         self._arrays[island][array] = (buffer,)
 
+    def has(self, island: int, array: int) -> bool:
+        """Returns whether an array is there, or on its way."""
+        return array in self._arrays[island]
+
     def free(self, island: int, arrays: Iterable[int]) -> None:
         """Frees arrays, once the steps in flight on the island are done."""
         if steps := self._in_flight[island]:

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from pathways.runtime.resources.tables import size, table
@@ -434,7 +434,10 @@ class Scheduler:
         """
         memory = client.memory
         offer = client._offer
-        if offer is not None and memory.quota.fits(offer.island, offer.memory):
+        reserved = {} if offer is None else self._reserved(client, offer)
+        if offer is not None and memory.quota.fits(
+            offer.island, tuple((device, n + reserved.get(device, 0)) for device, n in offer.memory)
+        ):
             client._offer = None
             memory.add(offer.island, offer.array, offer.memory)
             self._effects.append(AcceptArray(offer))
@@ -448,7 +451,7 @@ class Scheduler:
         if client.is_suspended:
             return
         stuck = [step for step in client._short if all(map(memory.is_idle, memory.short_of(step.memory)))]
-        is_denied = offer is not None and memory.is_idle(offer.island)
+        is_denied = offer is not None and not reserved and memory.is_idle(offer.island)
         if not stuck and not is_denied:
             return
         if self._free_early(client):
@@ -464,6 +467,50 @@ class Scheduler:
                 if step in client._short:
                     del client._short[step]
                     self._refuse(client, {step}, self._why_short(client, step), is_over_quota=True)
+            if client._offer is not None:
+                # It may have waited for these steps.
+                self._settle(client)
+
+    def _reserved(self, client: ScheduledClient, offer: ArrayOffered) -> dict[int, int]:
+        """Returns the bytes on devices that queued steps need before an array: it must not take their memory.
+
+        The client may send the arguments of steps far ahead. A step counts if it needs no array that is sent
+        after this one: otherwise both would wait for each other.
+        """
+        reserved: collections.Counter[int] = collections.Counter()
+        left = [collections.deque(queue) for queue in client._queues]
+        is_any = True
+        while is_any:
+            is_any = False
+            for queue in left:
+                while queue and self._needs_nothing_later(client, queue[0], offer):
+                    item = queue[0]
+                    if isinstance(item, QueuedStep):
+                        if any(not left[m] or left[m][0] is not item for m in item.islands):
+                            break
+                        if offer.island in item.memory:
+                            reserved.update(dict(item.memory[offer.island].allocated))
+                        for m in item.islands:
+                            left[m].popleft()
+                    else:
+                        queue.popleft()
+                    is_any = True
+        return reserved
+
+    @staticmethod
+    def _needs_nothing_later(
+        client: ScheduledClient, item: QueuedStep | OrderedRequest, offer: ArrayOffered
+    ) -> bool:
+        """Returns whether the arrays that an item waits for are on their way already, or never come."""
+        needs: Mapping[int, Sequence[int]] = (
+            item.arguments if isinstance(item, QueuedStep) else {item.island: (*item.arguments, *item.frees)}
+        )
+        return not any(
+            (n, array) == (offer.island, offer.array)
+            or (array in item.sent and array not in client._arrays[n] and not client.memory.has(n, array))
+            for n, own in needs.items()
+            for array in own
+        )
 
     def _settle_all(self, quota: Quota) -> None:
         """Decides about steps and arrays that did not fit a quota, after memory was freed."""

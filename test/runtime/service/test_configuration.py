@@ -255,8 +255,9 @@ def test_configuration_reads_files_of_the_manual(write, tmp_path):
     lab = read(f"{pages.ROOT}/docs/cluster/lab.toml")
     assert [len(island.machines) for island in lab.settings.islands] == [4, 4, 1]
     assert {name: rules.weight for name, rules in lab.rules.clients.items()} == {"training": 3.0}
-    (block,) = pages.blocks("docs/many_clients.md", "toml")
+    block, quotas = pages.blocks("docs/many_clients.md", "toml")
     assert read(write(block.text)).settings == Settings((Island(1, 4), Island(1, 4)))
+    assert read(write(quotas.text)).rules.max_clients == 3
     kubernetes = (pages.ROOT / "docs/cluster/service.yaml").read_text()
     text = kubernetes.partition("lab.toml: |\n")[2].partition("---")[0]
     assert read(write(textwrap.dedent(text))).token == Path("/secrets/token")
