@@ -377,9 +377,14 @@ class Gang(GangView):
 
     def _lose(self, state: State, event: HostLost, now: float) -> tuple[State, list[Effect]]:
         has_done_a_step = any(pulse.progressed > self._began for pulse in self.pulses.values())
-        # Workers that have done a step, leave, or were there for long without steps, were well: the count of
-        # restarts starts again.
-        is_well = has_done_a_step or isinstance(state, Draining) or now - self._began > START_SECONDS
+        # Workers that have done a step, leave, were there for long without steps, or were ended by a program
+        # that is charged with it, were well: the count of restarts starts again.
+        is_well = (
+            has_done_a_step
+            or event.is_charged
+            or isinstance(state, Draining)
+            or now - self._began > START_SECONDS
+        )
         restarts, cut_since = (0, None) if is_well else (self._restarts, self._cut_since)
         if event.is_cut:
             # A network that does not heal is bounded by time.

@@ -38,12 +38,16 @@ class HostLost:
       host: its number.
       why: the evidence.
       is_cut: whether its process may be well, and only the network does not reach it.
+      is_crash: whether its process has crashed by itself, see `launcher.is_crash`.
+      is_charged: whether a program is charged with it: its island was well.
     """
 
     gang: GangKey
     host: int
     why: str
     is_cut: bool = False
+    is_crash: bool = False
+    is_charged: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

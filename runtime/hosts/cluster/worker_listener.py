@@ -22,6 +22,7 @@ from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.reply_sinks import Reply, ReplySink
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
+from pathways.runtime.hosts.launch.launcher import is_crash
 from pathways.runtime.hosts.protocol.messages import (
     Called,
     CallFailure,
@@ -119,11 +120,13 @@ class WorkerListener:
         if host.gang.is_lost():
             return
         how = host.describe_exit() or str(error)
-        events = [HostLost(host.gang.life.key, host.index, how)]
         first = host.gang.hosts[0]
+        has_crashed = is_crash(host.process.exit_status(0) or "", is_first=host is first)
+        events = [HostLost(host.gang.life.key, host.index, how, is_crash=has_crashed)]
         # JAX aborts all hosts of an island when it loses the first one, so that one is the cause.
         if first is not host and (of_first := first.describe_exit(0)):
-            events.insert(0, HostLost(host.gang.life.key, first.index, of_first))
+            has_crashed = is_crash(first.process.exit_status(0) or "")
+            events.insert(0, HostLost(host.gang.life.key, first.index, of_first, is_crash=has_crashed))
         self._core.handle(*events)
 
     def find_exited(self, seconds: float = 0.0) -> None:

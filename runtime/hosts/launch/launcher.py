@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import signal
 import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.resources.status import SpareStatus
+
+_OUTSIDE_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""Signals of users, of the kernel without memory, and of machines that shut down."""
+
+_CONNECTION_LOST = 255
+"""Exit code of ssh when its connection is lost."""
 
 
 class WorkerProcess(Protocol):
@@ -72,3 +80,21 @@ class SpareWorkers:
 
     def close(self) -> None:
         """Kills all spares; the workers that were spares before have ended."""
+
+
+def is_crash(status: str, *, is_first: bool = True) -> bool:
+    """Returns whether a status of `WorkerProcess.exit_status` is that of a process that crashed by itself.
+
+    Args:
+      is_first: whether it is the first host of its island: JAX aborts the other ones when they lose it.
+    """
+    match = re.fullmatch(r"(killed by signal|exit code) (\d+)", status)
+    if match is None:
+        return False
+    number = int(match[2])
+    if match[1] == "exit code":
+        if number in (0, _CONNECTION_LOST):
+            return False
+        # Shells, and the commands that start workers elsewhere, exit with 128 plus the number of the signal.
+        number -= 128
+    return number not in _OUTSIDE_SIGNALS and (is_first or number != signal.SIGABRT)

@@ -247,6 +247,15 @@ def test_gang_that_has_no_steps_is_restarted_whenever_it_is_lost():
         one = one.successor(now)
 
 
+def test_gang_is_restarted_whenever_a_program_is_charged_with_its_loss():
+    one = gang()
+    for _ in range(2 * MAX_RESTARTS):
+        one.handle(HostLost(one.key, 7, "its process has ended", is_charged=True), 0.0)
+        assert RestartGang(one.key, 15.0) in one.handle(GangTerminated(KEY), 0.0)
+        one.handle(GangStarted(KEY), 0.0)
+        one = one.successor(0.0)
+
+
 def test_gang_retries_a_failed_start_until_its_deadline():
     """Each start gets more time; the user is warned once, and at the end."""
     one = gang()

@@ -16,6 +16,7 @@ from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.launch.descriptors import reserve_descriptors
+from pathways.runtime.hosts.launch.launcher import is_crash
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 
@@ -79,3 +80,14 @@ except pw.HostError as error:
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output.startswith("338 hosts need up to 2")
     assert output.endswith("but the limit is 256: raise the hard limit (ulimit -Hn)\n")
+
+
+def test_crash_is_an_exit_that_no_user_and_no_network_causes():
+    crashes = ["killed by signal 11", "killed by signal 6", "exit code 1", "exit code 139"]
+    assert all(map(is_crash, crashes))
+    # SIGKILL, SIGTERM, SIGINT and SIGHUP; SIGKILL as shells report it; a lost connection of ssh; others.
+    outside = [*(f"killed by signal {signal}" for signal in (9, 15, 2, 1)), "exit code 137", "exit code 255"]
+    assert not any(map(is_crash, [*outside, "exit code 0", "the process that started it disconnected", ""]))
+    # JAX aborts the other hosts of an island when they lose the first one.
+    assert not is_crash("killed by signal 6", is_first=False)
+    assert is_crash("killed by signal 11", is_first=False)
