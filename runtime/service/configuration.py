@@ -38,6 +38,7 @@ _Bytes = Annotated[
     Annotated[int, Meta(ge=1)] | Annotated[str, Meta(min_length=1)],
     Meta(description="a number of bytes, as in '16 GiB'"),
 ]
+_Limit = Annotated[float, Meta(gt=0, lt=1e12, description="seconds above 0")]
 _Text = Annotated[str, Meta(min_length=1, description="a text")]
 _Machines = Annotated[
     _Count | Annotated[list[str], Meta(min_length=1)],
@@ -60,6 +61,7 @@ class _ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: Weight = 1.0
     priority: Priority = 0
     memory: _Bytes | None = None
+    step_limit: _Limit | None = None
 
 
 class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,7 +168,12 @@ def _configuration(file: _ClusterFile, folder: Path) -> Configuration:
 def _rules(file: _ClusterFile) -> SharingRules:
     """Returns the rules of clients; ConfigurationError: they exceed the memory."""
     clients = {
-        name: ClientRules(table.weight, table.priority, _bytes(f"clients.{name}.memory", table.memory))
+        name: ClientRules(
+            table.weight,
+            table.priority,
+            _bytes(f"clients.{name}.memory", table.memory),
+            step_limit=table.step_limit,
+        )
         for name, table in file.clients.items()
     }
     limits = _limits(file)

@@ -19,6 +19,7 @@ from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.service.protocol.service_messages import ClientOrigin, FromHost, ProgramLoaded
 from pathways.runtime.service.relaying.array_sender import ArraySender, RelayedFetch, Sender
 from pathways.runtime.service.sharing.memory import DeviceBytes, StepBytes
+from pathways.runtime.service.sharing.program_charges import ProgramIdentity
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep
 
 
@@ -37,6 +38,7 @@ class ServedProgram:
       starts: for each of its islands, how often workers were started before its own.
       results: for each island, the number of its results there.
       donated: for each island with donated arguments, their positions.
+      identity: the identity of its contents, which is charged with the losses that it causes.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ServedProgram:
         self._foreign = foreign
         self.queued = 0
         self.is_unwanted = False
+        self.identity = ProgramIdentity()
         # What all of its steps have in common.
         self.starts = {gang.number: gang.life.key.start for gang in hosted.gangs}
         self.results = {island: len(ports) for island, ports in hosted.outputs.items()}
@@ -144,6 +147,7 @@ class ServedStep(QueuedStep):
             hosted.host_numbers,
             is_foreign=served.is_foreign,
             memory=served.needs,
+            identity=served.identity,
         )
         self.owner = owner
         self.served = served
@@ -197,6 +201,7 @@ class ServedClient:
       watch: sender of replies without an order.
       last: the number of its last step or call.
       loading: the number of programs that are being compiled for it.
+      loads: the identities of these programs, by the numbers of its requests.
       fetches: its fetches in flight, by the numbers of the requests to workers.
       is_joined: whether it has opened all its connections.
       since: the time when it was admitted, in seconds since the epoch.
@@ -224,6 +229,7 @@ class ServedClient:
         self.programs: dict[int, ServedProgram] = {}
         self.last = 0
         self.loading = 0
+        self.loads: dict[int, ProgramIdentity] = {}
         self.fetches: dict[int, RelayedFetch] = {}
         self.is_joined = False
         self.since = time.time()

@@ -60,6 +60,8 @@ from pathways.runtime.service.protocol.service_messages import (
     IslandLeavingNotice,
     IslandLostNotice,
     IslandReturnedNotice,
+    LoadForeignProgram,
+    LoadProgram,
     ProgramLoaded,
     QuotaError,
     RemoteError,
@@ -79,6 +81,7 @@ from pathways.runtime.service.served_client import (
     ServedTrace,
 )
 from pathways.runtime.service.sharing.memory import DeviceBytes
+from pathways.runtime.service.sharing.program_charges import ProgramIdentity
 from pathways.runtime.service.sharing.rules import RuleBook, SharingRules
 from pathways.runtime.service.sharing.scheduler_events import (
     AcceptArray,
@@ -153,6 +156,7 @@ class Service:
         assert isinstance(core, ServiceCore)
         self._schedule_events = core.schedule
         self._scheduler = core.scheduler
+        self._charges = core.charges
         self._calls = RelayedCalls(self._send, self._listener.lose, self._events.append)
         self._reports = StepReports(core, self._pool, self._send, self._events.append)
         self._limits = {n: limits for n, limits in enumerate(rules.islands) if limits is not None}
@@ -433,7 +437,14 @@ class Service:
         log.info("%s connected", client)
         rules = self._book.of(client.name)
         self._schedule(
-            ClientJoined(client.number, rules.weight, client.name, rules.priority, rules.is_suspended)
+            ClientJoined(
+                client.number,
+                rules.weight,
+                client.name,
+                rules.priority,
+                rules.is_suspended,
+                rules.step_limit,
+            )
         )
         self._loop.add(client.steps, functools.partial(self._read_client, client), buffers=True, pauses=True)
         # The state of islands may have changed since the client was admitted.
@@ -452,7 +463,7 @@ class Service:
         )
         client.connections["arrays"].place = arrays.place
         start_thread(functools.partial(self._listen_to_arrays, client, arrays), "listen")
-        handle = functools.partial(self._control_requests.handle, client)
+        handle = functools.partial(self._handle_request, client)
         start_thread(functools.partial(self._listen, client, "watch", handle), "listen")
 
     def _disconnect(self, client: ServedClient, why: str) -> None:
@@ -549,16 +560,35 @@ class Service:
         """Passes the scheduler an event; any thread may call it."""
         self._loop.post(functools.partial(self._events.append, event))
 
+    def _handle_request(self, client: ServedClient, message: object) -> None:
+        """Handles a request without an order; does not load a program that has ended its island too often.
+
+        Raises:
+          MessageError: the request is invalid.
+        """
+        if isinstance(message, LoadProgram | LoadForeignProgram):
+            request = message.request
+            if request in client.loads:
+                raise MessageError(f"{client} has sent two requests {request} to load a program")
+            identity = client.loads[request] = ProgramIdentity(client.name, message.digest())
+            if (why := self._charges.refusal(identity, message.name, message.islands())) is not None:
+                refused = RemoteError.of(failed(why))
+                self._loop.post(functools.partial(self._register_program, client, request, refused))
+                return
+        self._control_requests.handle(client, message)
+
     def _register_program(
         self, client: ServedClient, request: int, loaded: ServedProgram | RemoteError
     ) -> None:
         """Registers a loaded program and replies to its client, in the dispatch thread."""
+        identity = client.loads.pop(request)
         if isinstance(loaded, RemoteError):
             self._send(client, ProgramLoaded(request, 0, {}, {}, 1, {}, loaded))
             return
         if client.disconnected.is_set():
             self._workers.unload(loaded.hosted)
             return
+        loaded.identity = identity
         if loaded.is_loaded:
             client.programs[loaded.hosted.number] = loaded
         # Send pending notices about these islands first, so that the client knows the workers of `starts`.

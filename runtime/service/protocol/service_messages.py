@@ -8,6 +8,7 @@ message, `Submit`, which the service schedules among the steps of all clients.
 from __future__ import annotations
 
 import functools
+import hashlib
 from typing import Annotated
 
 import msgspec
@@ -198,6 +199,19 @@ class LoadProgram(m.Message, frozen=True):
     request: int
     program: BoundProgram
 
+    @property
+    def name(self) -> str:
+        """Name of the program."""
+        return self.program.name
+
+    def islands(self) -> set[int]:
+        """Returns the islands of its slices."""
+        return {place.island for place in self.program.slices.values()}
+
+    def digest(self) -> str:
+        """Returns a digest of the program, whatever its devices."""
+        return _digest(self.program.module, self.program.computations)
+
 
 class LoadForeignProgram(m.Message, frozen=True):
     """Request to load a program of an extension on all hosts of an island; the reply is `ProgramLoaded`.
@@ -214,6 +228,18 @@ class LoadForeignProgram(m.Message, frozen=True):
     kind: str
     body: bytes
     about: int = 0
+
+    def islands(self) -> set[int]:
+        """Returns its island."""
+        return {self.island}
+
+    def digest(self) -> str:
+        """Returns a digest of the program."""
+        return _digest(self.kind, self.body)
+
+
+def _digest(*contents: object) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(contents, order="deterministic")).hexdigest()
 
 
 # From the service.

@@ -23,12 +23,14 @@ class ClientRules:
       priority: its steps come before all steps of clients with a lower one.
       memory: the bytes that its arrays may have on each device; None for a share of what other quotas leave.
       is_suspended: whether nothing of it is dispatched.
+      step_limit: the seconds that a step of it may run; None for any time.
     """
 
     weight: float = 1.0
     priority: int = 0
     memory: int | None = None
     is_suspended: bool = False
+    step_limit: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +110,7 @@ class RuleBook:
         given = {
             field.name: value
             for field in dataclasses.fields(ClientRules)
-            if (value := getattr(change, field.name)) is not None
+            if (value := getattr(change, field.name, None)) is not None
         }
         rules = self._changed[change.name] = dataclasses.replace(self.of(change.name), **given)
         return rules

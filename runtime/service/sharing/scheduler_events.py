@@ -15,6 +15,7 @@ import msgspec
 from pathways.runtime.control.effects import Effect
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.service.sharing.memory import ClientMemory, DeviceBytes, StepBytes
+from pathways.runtime.service.sharing.program_charges import ProgramIdentity
 
 FIRST_ESTIMATE = 1e-3
 """Estimated seconds of a step of a new program."""
@@ -23,6 +24,7 @@ FIRST_ESTIMATE = 1e-3
 _NOTHING: Mapping[int, Sequence[int]] = {}
 _NEVER: Mapping[int, int] = {}
 _UNLIMITED: Mapping[int, StepBytes] = {}
+_UNCHARGED = ProgramIdentity()
 
 
 class QueuedStep(Step):
@@ -41,6 +43,7 @@ class QueuedStep(Step):
       is_foreign: whether its program is one of an extension, whose clients run many programs a few times
         each: the first steps of one have the estimate of the client.
       memory: the memory that it needs on those of its islands where memory is limited.
+      identity: the identity of its program, which is charged with the losses that it causes.
     """
 
     __slots__ = (
@@ -58,6 +61,7 @@ class QueuedStep(Step):
         "arguments",
         "client",
         "donates",
+        "identity",
         "is_foreign",
         "islands",
         "memory",
@@ -82,8 +86,10 @@ class QueuedStep(Step):
         *,
         is_foreign: bool = False,
         memory: Mapping[int, StepBytes] = _UNLIMITED,
+        identity: ProgramIdentity = _UNCHARGED,
     ) -> None:
         super().__init__(program, number, hosts, loaded, share=share)
+        self.identity = identity
         self.is_foreign = is_foreign
         self.memory = memory
         self.client = client
@@ -160,6 +166,7 @@ class ClientJoined(msgspec.Struct, frozen=True):
       name: the name by which it has a quota.
       priority: its steps come before all steps of clients with a lower one.
       is_suspended: whether nothing of it is dispatched, see `ClientChanged`.
+      step_limit: seconds that each of its steps may run; None for any.
     """
 
     client: int
@@ -167,6 +174,7 @@ class ClientJoined(msgspec.Struct, frozen=True):
     name: str = ""
     priority: int = 0
     is_suspended: bool = False
+    step_limit: float | None = None
 
 
 class ClientChanged(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import override
 
@@ -9,14 +10,18 @@ import msgspec
 
 from pathways.runtime.control.core import ClusterCore, Limits
 from pathways.runtime.control.effects import ClientEffect, Effect, GangLeaving, GangLost, GangReturned
+from pathways.runtime.control.gang import Draining, Running
 from pathways.runtime.control.records.errors import failed
-from pathways.runtime.control.records.step import FunctionCall
+from pathways.runtime.control.records.events import GangEvent, GangKey, HostLost
+from pathways.runtime.control.records.step import SESSION_BITS, FunctionCall
+from pathways.runtime.service.sharing.program_charges import ProgramCharges
 from pathways.runtime.service.sharing.rules import SharingRules
 from pathways.runtime.service.sharing.scheduler import Scheduler
 from pathways.runtime.service.sharing.scheduler_events import (
     ArrayArrived,
     ArrayOffered,
     ClientChanged,
+    ClientJoined,
     ClientLeft,
     DenyArray,
     DispatchRequest,
@@ -30,6 +35,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     SchedulerEvent,
     WorkSubmitted,
 )
+from pathways.runtime.service.sharing.step_limits import StepLimits
 
 
 class ServiceCore(ClusterCore):
@@ -43,6 +49,7 @@ class ServiceCore(ClusterCore):
 
     Attributes:
       scheduler: chooses the next step of clients.
+      charges: the losses of islands that are charged to programs.
     """
 
     def __init__(
@@ -56,6 +63,10 @@ class ServiceCore(ClusterCore):
         rules = rules or SharingRules()
         count = len(self.gangs)
         self.scheduler = Scheduler(count, limits.ahead, rules.policy, rules.memory(count), rules.ageing)
+        self.charges = ProgramCharges()
+        self._step_limits = StepLimits()
+        # The limits of connected clients that have one.
+        self._client_limits: dict[int, float] = {}
 
     def schedule(self, events: Iterable[SchedulerEvent], now: float) -> list[Effect]:
         """Passes simultaneous events of clients and their steps to the scheduler.
@@ -71,6 +82,8 @@ class ServiceCore(ClusterCore):
                     current.append(event)
                 case WorkSubmitted(QueuedStep() as step) if not self._are_current(step.starts):
                     effects.append(RefuseStep(step, "its workers are lost"))
+                case WorkSubmitted(QueuedStep() as step) if why := self._refusal(step):
+                    effects.append(RefuseStep(step, why))
                 case WorkSubmitted(item) if item.client not in self.scheduler.clients:
                     pass
                 case ClientLeft(client) if client not in self.scheduler.clients:
@@ -82,6 +95,7 @@ class ServiceCore(ClusterCore):
                 case ClientChanged(client) if client not in self.scheduler.clients:
                     pass
                 case _:
+                    self._note_limit(event)
                     current.append(event)
         for effect in self.scheduler.handle_all(current, now):
             match effect:
@@ -101,8 +115,20 @@ class ServiceCore(ClusterCore):
                 return False
         return True
 
+    def _note_limit(self, event: SchedulerEvent) -> None:
+        match event:
+            case ClientJoined(client, step_limit=float(limit)):
+                self._client_limits[client] = limit
+            case ClientLeft(client):
+                self._client_limits.pop(client, None)
+
+    def _refusal(self, step: QueuedStep) -> str | None:
+        return self.charges.refusal(step.identity, step.program, step.islands)
+
     def _issue_queued(self, step: QueuedStep, now: float) -> None:
         step.began = now
+        if (limit := self._client_limits.get(step.client)) is not None:
+            self._step_limits.add(step, limit)
         # All islands are open, or the scheduler would have refused it.
         self.issue(step, [self.gangs[island] for island in step.islands], ())
 
@@ -126,3 +152,46 @@ class ServiceCore(ClusterCore):
             case GangReturned(key):
                 event = IslandReturned(key.island)
         return [effect, *self.schedule([event], now)]
+
+    # Losses that programs cause.
+
+    @override
+    def _tick(self, now: float) -> list[Effect]:
+        effects = super()._tick(now)
+        for step, limit in self._step_limits.find_overdue(self.steps.unfinished(), now):
+            why = (
+                f"{step} of client '{step.identity.client}' ran for longer than its step_limit of {limit:g} s"
+            )
+            # Before any loss, which ends the step on all hosts of its island.
+            pending = set(step.pending_hosts)
+            for island in step.islands:
+                gang = self.gangs[island]
+                host = next((host for host in gang.hosts if host in pending), None)
+                if host is None or not isinstance(gang.state, Running | Draining):
+                    continue
+                self.charges.add(step.identity, island)
+                effects += self._handle_gang_event(HostLost(gang.key, host, why, is_charged=True), now)
+        return effects
+
+    @override
+    def _handle_gang_event(self, event: GangEvent, now: float) -> list[Effect]:
+        """See `ClusterCore`; a crash is charged to the program of the step that was running."""
+        if isinstance(event, HostLost) and event.is_crash and (step := self._running_step(event.gang)):
+            self.charges.add(step.identity, event.gang.island)
+            event = dataclasses.replace(event, is_charged=True)
+        return super()._handle_gang_event(event, now)
+
+    def _running_step(self, key: GangKey) -> QueuedStep | None:
+        """Returns the step that runs on an island that is not lost; None if a call may have crashed it."""
+        gang = self.gang(key)
+        if gang is None or not isinstance(gang.state, Running | Draining):
+            return None
+        unfinished = [step for step in self.steps.of(gang) if not step.is_done(gang.hosts)]
+        first = next((step for step in unfinished if isinstance(step, QueuedStep)), None)
+        if first is None or not first.identity.digest:
+            return None
+        # The calls of other clients run beside it.
+        has_other_calls = any(
+            step.is_unordered and step.number >> SESSION_BITS != first.client for step in unfinished
+        )
+        return None if has_other_calls else first

@@ -41,6 +41,7 @@ cores = 2
 
 [clients.ann]
 weight = 2.0
+step_limit = 0.5
 
 [clients."bo.b-2"]
 """
@@ -68,6 +69,7 @@ def test_configuration_reads_all_keys(write, tmp_path):
         ),
         ("10.0.0.5", 7070),
         tmp_path / "token",
+        {"ann": 0.5},
     )
 
 
@@ -237,6 +239,7 @@ def test_configuration_refuses_wrong_rules(write, text, message):
         ("hosts = 2\nstart = 'x'", "start='x': expected {host}"),
         ("hosts = 2\n[clients.ann]\nweight = 0", "clients.ann.weight = 0: expected a number from 0.001 to"),
         ("hosts = 2\n[clients.ann]\nweight = nan", "clients.ann.weight = NaN: expected a number"),
+        ("hosts = 2\n[clients.ann]\nstep_limit = 0", "clients.ann.step_limit = 0: expected seconds above 0"),
         ("hosts = 2\n[clients.ann]\nwait = 1", "clients.ann.wait: unknown key; did you mean weight"),
         ("hosts = 2\nclients.ann = 2", "clients.ann = 2: expected a table [clients.NAME]"),
         ("hosts = 2\n[clients.'a b']", "clients: 'a b' is not a name of a client: expected letters"),
