@@ -126,7 +126,8 @@ def _source(served: ServedDevices, data: bytes, of_ifrt: Any) -> XlaSource:
     main = type_of_main(module)
     set_options(options, proto, len(main.inputs), len(main.results))
     name = ir.StringAttr(module.operation.attributes["sym_name"]).value
-    return XlaSource.of(name, data, module, options.SerializeToString(), devices)
+    # Maps are in one order, so that a service recognizes a program that is started again.
+    return XlaSource.of(name, data, module, options.SerializeToString(deterministic=True), devices)
 
 
 _PLUGIN_PROGRAMS: Mapping[str, Callable[[ServedDevices, Any], ReshardProgram | PersistenceProgram]] = {
