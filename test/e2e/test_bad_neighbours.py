@@ -80,7 +80,9 @@ def test_step_limit_ends_loops_and_other_clients_compute_on(lab, bo, capfd):
     pw.connect(attach="lab", client="ann")
     slice = pw.make_virtual_device_set().add_slice((1,), axis_names=("x",), island="island0")
     forever, double = pw.jit(loop, devices=slice), pw.jit(lambda x: x * 2, devices=slice)
-    x, total = np.ones(2, np.float32), 0.0
+    # The neighbour has run on the workers that are lost, or it would not see the loss.
+    assert add(bo) == "1.0 1.0"
+    x, total = np.ones(2, np.float32), 1.0
     for _ in range(2):
         looped = forever(x)
         # The neighbour computes until the loop runs; then it waits, and sees why its island is lost.
@@ -106,6 +108,28 @@ def test_step_limit_ends_loops_and_other_clients_compute_on(lab, bo, capfd):
     status = json.loads(capfd.readouterr().out)
     assert [island["losses"] for island in status["islands"]] == [2, 0]
     assert {island["state"] for island in status["islands"]} == {"running"}
+
+
+UNMODIFIED = """
+import jax
+import jax.numpy as jnp
+
+try:
+    jax.jit(lambda x: jax.lax.fori_loop(0, 2**31 - 1, lambda _, y: jnp.sin(y), x))(1.0).block_until_ready()
+except Exception as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+def test_step_limit_ends_steps_of_unmodified_programs(lab):
+    """A program of plain JAX is recognized when it is started again."""
+    tool = "import sys; from pathways.tools import pw_cluster; sys.exit(pw_cluster.main())"
+    command = [sys.executable, "-c", tool, "run", "lab", "--client", "ann", "--islands", "island0", "--"]
+    limited, refused = "ran for longer than its step_limit of 1 s", "of client 'ann' has ended island0 twice"
+    for why in (limited, limited, refused):
+        program = [sys.executable, "-c", UNMODIFIED]
+        run = subprocess.run([*command, *program], capture_output=True, text=True, timeout=120)
+        assert why in run.stdout
 
 
 def test_program_that_crashes_its_worker_twice_is_refused(lab, capfd):

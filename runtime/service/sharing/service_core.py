@@ -117,7 +117,7 @@ class ServiceCore(ClusterCore):
 
     def _note_limit(self, event: SchedulerEvent) -> None:
         match event:
-            case ClientJoined(client, step_limit=float(limit)):
+            case ClientJoined(client, step_limit=limit) if limit is not None:
                 self._client_limits[client] = limit
             case ClientLeft(client):
                 self._client_limits.pop(client, None)
