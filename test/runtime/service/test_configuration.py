@@ -65,11 +65,12 @@ def test_configuration_reads_all_keys(write, tmp_path):
             StartCommand("ssh -o BatchMode=yes {host} {command}", "/opt/pathways/bin/python"),
         ),
         SharingRules(
-            "fifo", clients={"ann": ClientRules(2.0), "bo.b-2": ClientRules()}, islands=(None, None)
+            "fifo",
+            clients={"ann": ClientRules(2.0, step_limit=0.5), "bo.b-2": ClientRules()},
+            islands=(None, None),
         ),
         ("10.0.0.5", 7070),
         tmp_path / "token",
-        {"ann": 0.5},
     )
 
 
