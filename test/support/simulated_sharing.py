@@ -723,6 +723,8 @@ class DeviceTimers:
       weights: the weights of the clients.
       islands: the number of islands, each with one device.
       ahead: the maximum of steps in flight on an island; by default as in a service.
+      memory: the quotas of the clients.
+      priorities: the priorities of the clients; by default the same.
       is_timed: whether the CPU time of the scheduler is measured.
 
     Attributes:
@@ -733,10 +735,17 @@ class DeviceTimers:
     """
 
     def __init__(
-        self, weights: Sequence[float], islands: int = 1, *, ahead: int = MAX_AHEAD, is_timed: bool = False
+        self,
+        weights: Sequence[float],
+        islands: int = 1,
+        *,
+        ahead: int = MAX_AHEAD,
+        memory: SharedMemory | None = None,
+        priorities: Sequence[int] = (),
+        is_timed: bool = False,
     ) -> None:
         self.now = 0.0
-        self.core = Scheduler(islands, ahead)
+        self.core = Scheduler(islands, ahead, memory=memory)
         self.busy = [0.0] * islands
         self.served: collections.Counter[int] = collections.Counter()
         self.events = 0
@@ -749,7 +758,8 @@ class DeviceTimers:
         self._makers: dict[int, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count(1)
         for client, weight in enumerate(weights):
-            self.handle(ClientJoined(client, weight))
+            priority = priorities[client] if priorities else 0
+            self.handle(ClientJoined(client, weight, priority=priority))
 
     def keep_busy(self, client: int, islands: tuple[int, ...], seconds: float, steps: int = 8) -> None:
         """Submits steps for a client, and another one after each that is done."""

@@ -303,9 +303,9 @@ class Scheduler:
                 self._check_ready(client, first)
         # Last, for it may change the queue.
         if has_added:
-            self._hold_all_back(client.memory.quota)
+            self._hold_all_back(client.number, client.memory.quota)
         if has_freed:
-            self._settle_all(client.memory.quota)
+            self._settle_all(client.number, client.memory.quota)
 
     def _may_start(self, client: ScheduledClient, item: OrderedRequest) -> bool:
         """Returns whether an item that is first in its queue is dispatched now; one that waits is noted."""
@@ -414,7 +414,7 @@ class Scheduler:
         The steps of one client need no such check: ready ones share no island.
         """
         if step.memory and self.memory.is_shared(client.memory.quota):
-            self._hold_all_back(client.memory.quota)
+            self._hold_all_back(client.number, client.memory.quota)
 
     # Memory.
 
@@ -441,7 +441,7 @@ class Scheduler:
             client._offer = None
             memory.add(offer.island, offer.array, offer.memory)
             self._effects.append(AcceptArray(offer))
-            self._hold_all_back(memory.quota)
+            self._hold_all_back(client.number, memory.quota)
             offer = None
         for step in [*client._short]:
             if step._state != "waits" or memory.fits(step.memory):
@@ -512,17 +512,24 @@ class Scheduler:
             for array in own
         )
 
-    def _settle_all(self, quota: Quota) -> None:
-        """Decides about steps and arrays that did not fit a quota, after memory was freed."""
-        for client in [*self.clients.values()]:
-            if client.memory.quota is quota and (client._short or client._offer is not None):
+    def _settle_all(self, number: int, quota: Quota) -> None:
+        """Decides about steps and arrays that did not fit the quota of a client, after memory was freed."""
+        for client in self._users(number, quota):
+            if client._short or client._offer is not None:
                 self._settle(client)
 
-    def _hold_all_back(self, quota: Quota) -> None:
-        """Takes back the ready steps that do not fit a quota any more."""
-        for client in [*self.clients.values()]:
-            if client.memory.quota is quota and self._hold_back(client):
+    def _hold_all_back(self, number: int, quota: Quota) -> None:
+        """Takes back the ready steps that do not fit the quota of a client any more."""
+        for client in self._users(number, quota):
+            if self._hold_back(client):
                 self._settle(client)
+
+    def _users(self, number: int, quota: Quota) -> Sequence[ScheduledClient]:
+        """Returns the connected clients that have a quota: one, or all that share it."""
+        if self.memory.is_shared(quota):
+            return [client for client in self.clients.values() if client.memory.quota is quota]
+        client = self.clients.get(number)
+        return () if client is None else (client,)
 
     def _hold_back(self, client: ScheduledClient) -> bool:
         """Takes back the ready steps of a client that do not fit its quota; returns whether there are any."""
@@ -626,7 +633,7 @@ class Scheduler:
             for n in stopped:
                 self._advance(client, n)
         self._hold_back(client)
-        self._settle_all(client.memory.quota)
+        self._settle_all(client.number, client.memory.quota)
 
     def _finish_step(self, done: IslandStepDone, now: float) -> None:
         step, n = done.step, done.island
@@ -636,7 +643,7 @@ class Scheduler:
         self._places.finish(step, n, done.took, now)
         if step._owner is not None:
             step._owner.finish(step, n)
-            self._settle_all(step._owner.quota)
+            self._settle_all(step.client, step._owner.quota)
         client = self.clients.get(step.client)
         if client is None:
             return
@@ -693,7 +700,7 @@ class Scheduler:
     def _remove_client(self, client: ScheduledClient) -> None:
         self._places.remove_client(client.number)
         client.memory.free_all()
-        self._settle_all(client.memory.quota)
+        self._settle_all(client.number, client.memory.quota)
         if client._offer is not None:
             self._effects.append(DenyArray(client._offer, None))
         for n, queue in enumerate(client._queues):
