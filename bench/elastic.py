@@ -85,7 +85,7 @@ def admission() -> Iterator[Row]:
 
 
 class LatencyTimers(DeviceTimers):
-    """Clients of which the last one runs a step each 50 ms, and measures how long it waits."""
+    """Clients whose last one runs a step each 50 ms, and measures how long it waits."""
 
     def __init__(self, priorities: tuple[int, ...]) -> None:
         super().__init__([1.0] * len(priorities), priorities=priorities)
