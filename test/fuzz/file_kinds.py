@@ -183,7 +183,7 @@ OTHER_VALUES = frozenset(
         *("pw-proxy --hosts", "pw-proxy --devices-per-host", "pw-proxy --islands", "pw-proxy --launcher"),
         *("pw-proxy --address", "pw-proxy --bind", "pw-proxy --ports", "pw-proxy --start"),
         *("pw-proxy --python", "pw-proxy --secret-file"),
-        *("pw-cluster --client", "pw-cluster --islands", "pw-cluster --files"),
+        *("pw-cluster --client", "pw-cluster --islands", "pw-cluster --files", "pw-cluster RULE=VALUE"),
         *(f"pw-worker --{flag}" for flag in ("join", "host", "wait", "hosts", "drain", "folder")),
         # Outputs.
         *(
