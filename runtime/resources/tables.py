@@ -27,7 +27,7 @@ def bytes_of(text: str) -> int:
     """Returns the number of bytes that a text such as `16 GiB` means.
 
     Raises:
-      ValueError: the text is no number of bytes with a unit.
+      ValueError: the text has no number, or no unit of bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

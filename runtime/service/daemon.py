@@ -315,7 +315,7 @@ def _handle_request(
 def _why_denied(request: object, handshake: ServiceHandshake) -> str | None:
     """Returns why the token of a peer does not allow a request; None if it does.
 
-    The token of the cluster allows all requests, that of a client only those that are listed here.
+    The token of the cluster allows all requests, the token of a client only the requests listed here.
     """
     name = handshake.token_of
     if name is None:

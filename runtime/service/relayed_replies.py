@@ -89,7 +89,7 @@ def start_fetch(
     """Requests an array from its worker for a client.
 
     Args:
-      missing: why there is no such array; None if there is.
+      missing: the reason why the array does not exist; None if it exists.
       lose: is called if the connection to the worker has ended.
     """
     if fetch.host.gang.is_lost():

@@ -54,7 +54,7 @@ class RemoteError(msgspec.Struct, frozen=True):
 
 
 def printable(text: str) -> str:
-    """Returns a text as status tables show it: its first characters, with `?` for those that do not print."""
+    """Returns the first characters of a text for status tables, with `?` for unprintable ones."""
     return "".join(each if each.isprintable() else "?" for each in text[:MAX_TEXT_CHARS])
 
 

@@ -1,4 +1,4 @@
-"""Tokens of a service: that of its cluster, and those that are bound to the name of one client.
+"""Tokens of a service: the token of its cluster, and tokens that are bound to the name of one client.
 
 The token of the cluster is its secret. The token of a client is the line `ann:<64 hexadecimal digits>`: the
 name, and the HMAC-SHA256 of the name and its generation, with the secret of the cluster as the key. So the

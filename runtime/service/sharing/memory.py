@@ -1,8 +1,8 @@
-"""Memory of devices that clients share: what each client holds of its quota.
+"""Memory of devices that clients share: the bytes that each client holds of its quota.
 
-A step is dispatched when the arrays that it makes fit the quota of its client on each device. What it makes
-counts from its dispatch on, what it consumes until it is done, and so does what its client frees while steps
-are in flight that may read it. The pool, which has the temporaries of steps, is that of `places.Places`.
+A step is dispatched when its new arrays fit the quota of its client on each device. They count from its
+dispatch on. Arrays that a step consumes, or that its client frees while it is in flight, count until it is
+done. The pool, which has the temporaries of steps, is in `places.Places`.
 
 No method waits or reads a clock. A client is one object here, and holds nothing on islands without limits.
 """
@@ -76,7 +76,7 @@ class Quota:
         return True
 
     def add(self, island: int, more: DeviceBytes, sign: int = 1) -> None:
-        """Adds bytes to what is held, or subtracts them."""
+        """Adds bytes to the held ones, or subtracts them."""
         held = self.held[island]
         for device, count in more:
             held[device] = held.get(device, 0) + sign * count
@@ -105,7 +105,7 @@ class _StepInFlight:
 
     Attributes:
       key: the step.
-      allocated: what it was charged for at its dispatch.
+      allocated: the bytes that it was charged with at its dispatch.
       new: the buffers that it fills.
       consumed: the arrays that it consumes.
       freed: the arrays that are free once it is done.
