@@ -48,9 +48,9 @@ class MpmdProgram(CompiledProgram):
         return {self.digest: self.executable.plan} if self.digest else {}
 
     @functools.cached_property
-    def _accepted(self) -> list[set[ArrayPlacement]]:
-        """Placements that were checked already, for each argument."""
-        return [{parameter.placement} for parameter in self.parameters]
+    def _accepted(self) -> list[ArraySpec]:
+        """The spec of each argument that was checked last: often of a result of an earlier call."""
+        return list(self.parameters)
 
     @property
     @abc.abstractmethod
@@ -97,9 +97,11 @@ class MpmdProgram(CompiledProgram):
     def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
         try:
             operands = self._operands(arguments)
-            donated = set(self.donated) - set(kept)
+            donated = set(self.donated)
+            copied = sorted(donated.intersection(kept)) if kept else ()
+            donated.difference_update(kept)
             self._check_donated(operands, donated)
-            values = self.run(operands, donated, sorted(set(self.donated) & set(kept)))
+            values = self.run(operands, donated, copied)
         except Exception as error:
             return self.fail(self.status_of(error))
         return [ProxyArray(spec, value) for spec, value in zip(self.results, values, strict=True)]
@@ -155,11 +157,12 @@ class MpmdProgram(CompiledProgram):
                 StatusCode.INVALID_ARGUMENT,
                 f"program '{self.name}' has {len(self.parameters)} arguments, got {len(arguments)}",
             )
-        operands = []
+        operands, accepted = [], self._accepted
         for number, argument in enumerate(arguments):
             spec, value = argument.read()
-            if spec.placement not in self._accepted[number] or not _same_type(spec, self.parameters[number]):
+            if spec is not accepted[number]:
                 self._check(number, spec)
+                accepted[number] = spec
             operands.append(value)
         return operands
 
@@ -183,7 +186,6 @@ class MpmdProgram(CompiledProgram):
                 f"program '{self.name}': argument {number} is {self._place_of(placement)}, expected "
                 f"{self._place_of(required)}",
             )
-        self._accepted[number].add(placement)
 
     def _memory_of(self, placement: ArrayPlacement) -> str | None:
         return placement.memory_kind or self.default_memory
