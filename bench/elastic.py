@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 from _parts import Row, parser_of, run_parts
 from simulated_sharing import DeviceTimers
 
+from pathways.runtime.service.sharing.accounts import StepUse
 from pathways.runtime.service.sharing.memory import DeviceLimits, SharedMemory, StepBytes
 from pathways.runtime.service.sharing.places import WORK_SECONDS
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep, WorkSubmitted
@@ -34,11 +35,13 @@ LIMITS = DeviceLimits(16384 * MIB, 4096 * MIB)
 class StateTimers(DeviceTimers):
     """Clients whose steps return a state on four devices, and free the one before."""
 
-    def __init__(self, memory: SharedMemory | None) -> None:
+    def __init__(self, memory: SharedMemory | None, *, has_accounts: bool) -> None:
         self._last: dict[int, int] = {}
         super().__init__([1.0] * CLIENTS, ISLANDS, memory=memory, is_timed=True)
         state = tuple((device, 64 * MIB) for device in DEVICES)
         self._needs = {} if memory is None else StepBytes(state, state, (state,))
+        self._has_accounts = has_accounts
+        self._uses: dict[int, dict[int, StepUse]] = {}
 
     @override
     def _submit_next(self, client: int) -> None:
@@ -46,7 +49,12 @@ class StateTimers(DeviceTimers):
         number = next(self._numbers)
         arguments = {island: (self._last[client],) if client in self._last else ()}
         needs = {island: self._needs} if self._needs else {}
-        step = QueuedStep(client, number, client, arguments, {island: (number,)}, memory=needs)
+        if client not in self._uses:
+            account = self.core.accounts.open(str(client), "step", island, 0.0)
+            self._uses[client] = {island: StepUse(account, (256 * MIB,))} if self._has_accounts else {}
+        step = QueuedStep(
+            client, number, client, arguments, {island: (number,)}, memory=needs, uses=self._uses[client]
+        )
         self.submit(step, seconds)
         if client in self._last:
             free = OrderedRequest(client, island, (self._last[client],), what=free_of)
@@ -58,9 +66,9 @@ def free_of() -> None:
     """Marks the frees of these clients."""
 
 
-def microseconds_an_event(memory: SharedMemory | None) -> float:
+def microseconds_an_event(memory: SharedMemory | None, *, has_accounts: bool) -> float:
     """Returns the CPU time of the scheduler for an event."""
-    timers = StateTimers(memory)
+    timers = StateTimers(memory, has_accounts=has_accounts)
     for client in range(CLIENTS):
         timers.keep_busy(client, (client % ISLANDS,), 0.003)
     timers.run(SECONDS)
@@ -68,20 +76,22 @@ def microseconds_an_event(memory: SharedMemory | None) -> float:
 
 
 def admission() -> Iterator[Row]:
-    """Compares events of clients with quotas with the same without."""
-    sides: dict[str, list[float]] = {"quotas": [], "none": []}
+    """Compares events of clients with quotas, with accounts, and with both, with the same without."""
+    sides: dict[str, list[float]] = {"none": [], "quotas": [], "accounts": [], "quotas and accounts": []}
     for _ in range(ROUNDS):
-        sides["none"].append(microseconds_an_event(None))
-        sides["quotas"].append(
-            microseconds_an_event(SharedMemory([LIMITS] * ISLANDS, {}, 1024 * MIB, CLIENTS))
-        )
-    ratio = statistics.median(a / b for a, b in zip(sides["quotas"], sides["none"], strict=True))
-    yield {
-        "case": f"CPU of an event, {CLIENTS} clients on {ISLANDS} islands",
-        **{f"{name} us": statistics.median(times) for name, times in sides.items()},
-        "ratio": ratio,
-        "to reach": "<= 1.5",
-    }
+        for name, times in sides.items():
+            quotas = SharedMemory([LIMITS] * ISLANDS, {}, 1024 * MIB, CLIENTS)
+            memory = quotas if "quotas" in name else None
+            times.append(microseconds_an_event(memory, has_accounts="accounts" in name))
+    without = sides.pop("none")
+    for name, times in sides.items():
+        yield {
+            "case": f"CPU of an event, {CLIENTS} clients on {ISLANDS} islands, {name}",
+            "us": statistics.median(times),
+            "without us": statistics.median(without),
+            "ratio": statistics.median(a / b for a, b in zip(times, without, strict=True)),
+            "to reach": "<= 1.5" if name == "quotas" else "-",
+        }
 
 
 class LatencyTimers(DeviceTimers):

@@ -16,6 +16,8 @@ _DESCRIPTION = """\
   pw-cluster up cluster.toml --foreground      the same, and stay, for systemd and Kubernetes: SIGTERM ends it
   pw-cluster list                              the clusters that are running
   pw-cluster status lab [--json] [--watch]     its islands, hosts and clients
+  pw-cluster accounts lab [--by client,island] [--json]
+                                               what each client had of the islands, also of earlier clients
   pw-cluster run lab [--client ann] [--islands island0,island1] [--files DIR] [--with-cpu] -- python a.py
                                                run a JAX program on its devices; exit with its exit code
   pw-cluster token lab CLIENT [-o FILE] [--revoke]
@@ -69,11 +71,14 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
 def make_parser() -> FlagParser:
     """Returns the flags of the tool."""
-    usage = "pw-cluster up|list|status|run|token|set|suspend|resume|end|down|logs [CLUSTER] [flags]"
+    usage = "pw-cluster up|list|status|accounts|run|token|set|suspend|resume|end|down|logs [CLUSTER] [flags]"
     parser = FlagParser("pw-cluster", usage, _DESCRIPTION, library=None)
     up = parser.add_command("up", "FILE [flags]", "Starts the cluster of a file.")
     parser.add_command("list", "", "Lists the clusters that are up.")
     status = parser.add_command("status", "CLUSTER [flags]", "Shows islands, hosts and clients.")
+    accounts = parser.add_command(
+        "accounts", "CLUSTER [flags]", "Shows what each client had of the islands, also of earlier clients."
+    )
     run = parser.add_command(
         "run",
         "CLUSTER [flags] -- PROGRAM [ARGUMENT ...]",
@@ -96,12 +101,20 @@ def make_parser() -> FlagParser:
     )
     up.add_argument("target", metavar="FILE", help="a configuration file, in TOML")
     logs.add_argument("target", metavar="CLUSTER", help="the name of a cluster")
-    for parser_of in (status, run, token, change, suspend, resume, end, down):
+    for parser_of in (status, accounts, run, token, change, suspend, resume, end, down):
         parser_of.add_argument("target", metavar="CLUSTER", help="its name, or an address and a port")
         parser_of.add_argument("--token", metavar="FILE", help="a copy of a token of the cluster")
     up.add_argument("--name", metavar="NAME", help="the name of the cluster; default: that of the file")
     up.add_argument("--foreground", action="store_true", help="stay, and log to standard error")
-    status.add_argument("--json", action="store_true", help="print JSON")
+    for parser_of in (status, accounts):
+        parser_of.add_argument("--json", action="store_true", help="print JSON")
+    accounts.add_argument(
+        "--by",
+        type=lambda text: text.split(","),
+        default=["client", "program", "island"],
+        metavar="KEY,...",
+        help="sum over all but these keys: client, program, island; default: all three",
+    )
     status.add_argument("--watch", action="store_true", help="refresh every second")
     run.add_argument(
         "--client",

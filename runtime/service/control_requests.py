@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import threading
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ from pathways.runtime.hosts.protocol.messages import (
     RequestReport,
     Unload,
 )
-from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace
+from pathways.runtime.hosts.protocol.programs import BoundProgram, SlicePlace, SplitProgram
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.hosts.splitting.splitter import ProgramSplitter
 from pathways.runtime.resources.status import SliceStatus
@@ -57,7 +58,7 @@ from pathways.runtime.service.protocol.service_messages import (
 )
 from pathways.runtime.service.relayed_replies import RelayedRequest
 from pathways.runtime.service.served_client import ServedClient, ServedProgram, step_bytes
-from pathways.runtime.service.sharing.memory import DeviceLimits, StepBytes
+from pathways.runtime.service.sharing.memory import DeviceLimits, StepBytes, bytes_on
 
 _MAX_LOADING = 64
 """Limit on the programs that are compiled for one client at the same time."""
@@ -208,8 +209,14 @@ class ControlRequestHandler:
                 loaded = self._load_foreign(client, message)
             else:
                 program = self._resolve(message.program)
-                split = functools.partial(self._splitter.split, client, program)
-                loaded = self._limited(client, self._workers.load(program, split))
+                moved: dict[int, int] = {}
+
+                def split(*, ahead: int | str, multi_host: bool) -> SplitProgram:
+                    cut = self._splitter.split(client, program, ahead=ahead, multi_host=multi_host)
+                    moved.update({island: part.moved for island, part in cut.by_island.items()})
+                    return cut
+
+                loaded = self._limited(client, self._workers.load(program, split), moved=moved)
         except HostError as error:
             loaded = RemoteError.of(error.record())
         except (PathwaysError, MessageError) as error:
@@ -248,26 +255,33 @@ class ControlRequestHandler:
         return self._limited(client, hosted, tuple(replies))
 
     def _limited(
-        self, client: ServedClient, hosted: HostedProgram, foreign: tuple[ForeignFacts, ...] = ()
+        self,
+        client: ServedClient,
+        hosted: HostedProgram,
+        foreign: tuple[ForeignFacts, ...] = (),
+        moved: Mapping[int, int] = types.MappingProxyType({}),
     ) -> ServedProgram:
-        """Returns a program with the memory of its steps on islands with limits.
+        """Returns a program with the memory of its steps, on islands with limits, and of its results.
 
         Raises:
           QuotaError: no step ever fits the quota of the client, or the pool.
         """
-        needs = {}
+        needs, made = {}, {}
         for gang in hosted.gangs:
+            of_hosts = zip(hosted.hosts, hosted.memory, strict=True)
+            reports = [memory for host, memory in of_hosts if host.gang is gang]
+            need = step_bytes(reports, len(hosted.outputs[gang.number]))
+            # The memory of views is the memory of their arguments.
+            made[gang.number] = tuple(0 if need.is_view else bytes_on(each) for each in need.results)
             limits = self._limits.get(gang.number)
             if limits is None:
                 continue
-            of_hosts = zip(hosted.hosts, hosted.memory, strict=True)
-            reports = [memory for host, memory in of_hosts if host.gang is gang]
-            needs[gang.number] = step_bytes(reports, len(hosted.outputs[gang.number]))
-            why = self._why_never(client, gang, needs[gang.number], limits)
+            needs[gang.number] = need
+            why = self._why_never(client, gang, need, limits)
             if why is not None:
                 self._workers.unload(hosted)
                 raise QuotaError(f"program '{hosted.name}' {why}")
-        return ServedProgram(hosted, foreign, needs)
+        return ServedProgram(hosted, foreign, needs, made, moved)
 
     def _why_never(
         self, client: ServedClient, gang: HostGang, need: StepBytes, limits: DeviceLimits

@@ -29,11 +29,15 @@ from pathways.runtime.hosts.launch.sockets import Address
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.accounts import AccountRecord
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.configuration import Configuration, read
+from pathways.runtime.service.protocol.account_log import AccountLog
 from pathways.runtime.service.protocol.admin import (
     ADMIN_PURPOSE,
+    AccountsReply,
+    AccountsRequest,
     AdminDenied,
     ChangeReply,
     ChangeRequest,
@@ -68,6 +72,8 @@ class SharedService(Protocol):
     def accept(self, connection: Connection[Any], handshake: ServiceHandshake) -> None: ...
     def serve(self) -> None: ...
     def status(self) -> ServiceStatus: ...
+    def accounts(self) -> tuple[AccountRecord, ...] | None: ...
+    def take_account_changes(self) -> tuple[AccountRecord, ...]: ...
     def disconnect_client(self, name: str) -> bool: ...
     def revoke(self, name: str) -> None: ...
     def change_client(self, request: ChangeRequest) -> str | None: ...
@@ -203,7 +209,8 @@ def _run(
             Acceptor(server, make_handshake, decode_handshake, _connection_handler(service, tokens))
             folder.publish(address)
             caller.report(ready=_ready_message(configuration, folder, address))
-            service.serve()
+            with AccountLog(folder.accounts, service.take_account_changes):
+                service.serve()
         finally:
             # Closing a socket does not wake a thread in accept(2); shutting it down does.
             with contextlib.suppress(OSError):
@@ -297,6 +304,10 @@ def _handle_request(
     match request:
         case StatusRequest():
             connection.send(StatusReply(service.status()))
+        case AccountsRequest():
+            accounts = service.accounts()
+            late = AdminDenied("the service does not answer in time")
+            connection.send(late if accounts is None else AccountsReply(accounts))
         case DisconnectRequest():
             connection.send(DisconnectReply(service.disconnect_client(request.name)))
         case ShutdownRequest():

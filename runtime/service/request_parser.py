@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,7 +25,8 @@ from pathways.runtime.service.protocol.service_messages import (
 from pathways.runtime.service.relaying.array_sender import RelayedFetch
 from pathways.runtime.service.relaying.incoming_arrays import shard_bytes
 from pathways.runtime.service.served_client import ServedCall, ServedClient, ServedStep, ServedTrace
-from pathways.runtime.service.sharing.memory import DeviceBytes
+from pathways.runtime.service.sharing.accounts import Accounts, StepUse
+from pathways.runtime.service.sharing.memory import DeviceBytes, bytes_on
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep
 
 ParsedRequest = OrderedRequest | QueuedStep | StepRefusedNotice
@@ -39,11 +41,13 @@ class RequestParser:
 
     Args:
       pool: the workers.
+      accounts: the accounts of clients.
       limited: the islands where memory is limited.
     """
 
-    def __init__(self, pool: WorkerPool, limited: frozenset[int] = frozenset()) -> None:
+    def __init__(self, pool: WorkerPool, accounts: Accounts, limited: frozenset[int] = frozenset()) -> None:
         self._pool = pool
+        self._accounts = accounts
         self._limited = limited
 
     def parse(self, client: ServedClient, message: object) -> Iterable[ParsedRequest]:
@@ -136,6 +140,8 @@ class RequestParser:
         results = tuple(range(call.first, call.first + len(call.results or ())))
         sent = frozenset(message.sent).intersection(arguments)
         served = ServedCall(client, gang, frozenset(message.hosts), call, set(call.hosts))
+        sizes = _memory_of(call)
+        account = self._accounts.open(client.name, call.function, message.island, time.monotonic())
         served.queued = OrderedRequest(
             client.number,
             message.island,
@@ -147,7 +153,8 @@ class RequestParser:
             number=call.call,
             name=call.function,
             hosts=call.hosts,
-            memory=_memory_of(call) if message.island in self._limited else (),
+            memory=sizes if message.island in self._limited else (),
+            use=StepUse(account, tuple(map(bytes_on, sizes))),
             what=served,
         )
         return [served.queued]
@@ -171,7 +178,14 @@ class RequestParser:
         sent = frozenset((fetch.array,)) if message.is_sent else frozenset()
         relayed = RelayedFetch(fetch, host)
         return [
-            OrderedRequest(client.number, host.gang.number, arguments=(fetch.array,), sent=sent, what=relayed)
+            OrderedRequest(
+                client.number,
+                host.gang.number,
+                arguments=(fetch.array,),
+                sent=sent,
+                moved=fetch.size,
+                what=relayed,
+            )
         ]
 
 

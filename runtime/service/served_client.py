@@ -18,6 +18,7 @@ from pathways.runtime.hosts.protocol.messages import Call, ForeignFacts, StartTr
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.service.protocol.service_messages import ClientOrigin, FromHost, ProgramLoaded
 from pathways.runtime.service.relaying.array_sender import ArraySender, RelayedFetch, Sender
+from pathways.runtime.service.sharing.accounts import Accounts, StepUse
 from pathways.runtime.service.sharing.memory import DeviceBytes, StepBytes
 from pathways.runtime.service.sharing.program_charges import ProgramIdentity
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep
@@ -30,6 +31,8 @@ class ServedProgram:
       hosted: the program.
       foreign: the replies of its hosts, if an extension has loaded it.
       needs: the memory of its steps on islands with limits.
+      made: for each island, the bytes of each result there, all shards together.
+      moved: for each island, the bytes that each step moves there from other islands.
 
     Attributes:
       hosted: the program.
@@ -39,6 +42,7 @@ class ServedProgram:
       results: for each island, the number of its results there.
       donated: for each island with donated arguments, their positions.
       identity: the identity of its contents, which is charged with the losses that it causes.
+      uses: the use of each island by its steps, see `open_accounts`.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class ServedProgram:
         hosted: HostedProgram,
         foreign: tuple[ForeignFacts, ...] = (),
         needs: Mapping[int, StepBytes] = types.MappingProxyType({}),
+        made: Mapping[int, tuple[int, ...]] = types.MappingProxyType({}),
+        moved: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
         self.hosted = hosted
         self.needs = needs
@@ -53,6 +59,9 @@ class ServedProgram:
         self.queued = 0
         self.is_unwanted = False
         self.identity = ProgramIdentity()
+        self.uses: Mapping[int, StepUse] = {}
+        self._made = made
+        self._moved = moved
         # What all of its steps have in common.
         self.starts = {gang.number: gang.life.key.start for gang in hosted.gangs}
         self.results = {island: len(ports) for island, ports in hosted.outputs.items()}
@@ -60,6 +69,18 @@ class ServedProgram:
             island: donated
             for island, ports in hosted.inputs.items()
             if (donated := tuple(n for n, port in enumerate(ports) if port.donated))
+        }
+
+    def open_accounts(self, accounts: Accounts, client: str, now: float) -> None:
+        """Opens the accounts of the program."""
+        name = self.hosted.name
+        self.uses = {
+            gang.number: StepUse(
+                accounts.open(client, name, gang.number, now),
+                self._made.get(gang.number, (0,) * self.results[gang.number]),
+                self._moved.get(gang.number, 0),
+            )
+            for gang in self.hosted.gangs
         }
 
     @property
@@ -117,12 +138,13 @@ class ServedStep(QueuedStep):
       owner: the client.
       served: the program.
       durations: for each island the seconds that the step had its devices.
+      failed_islands: the islands on whose hosts it has failed.
       unreported: the hosts that are done, as the client does not know yet.
       failed: the failures on hosts that the client does not know yet.
       is_cut: whether the client was notified of the hosts that do not reach each other.
     """
 
-    __slots__ = ("durations", "failed", "is_cut", "owner", "served", "unreported")
+    __slots__ = ("durations", "failed", "failed_islands", "is_cut", "owner", "served", "unreported")
 
     def __init__(
         self,
@@ -148,10 +170,12 @@ class ServedStep(QueuedStep):
             is_foreign=served.is_foreign,
             memory=served.needs,
             identity=served.identity,
+            uses=served.uses,
         )
         self.owner = owner
         self.served = served
         self.durations: dict[int, float] = {}
+        self.failed_islands: frozenset[int] = frozenset()
         self.unreported: list[int] = []
         self.failed: list[FromHost] = []
         self.is_cut = False

@@ -46,6 +46,7 @@ from pathways.runtime.hosts.protocol.messages import (
     RunTimes,
 )
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
+from pathways.runtime.resources.accounts import AccountRecord
 from pathways.runtime.resources.status import ClientStatus, ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.admission import Admission
@@ -134,6 +135,7 @@ class Service:
     ) -> None:
         self._at_end = at_end
         self._closed = threading.Event()
+        self._ended = threading.Event()
         rules = rules or SharingRules()
         self._book = RuleBook(rules)
         # Decisions about arrays that clients begin to send, by the numbers of clients and arrays.
@@ -160,7 +162,7 @@ class Service:
         self._calls = RelayedCalls(self._send, self._listener.lose, self._events.append)
         self._reports = StepReports(core, self._pool, self._send, self._events.append)
         self._limits = {n: limits for n, limits in enumerate(rules.islands) if limits is not None}
-        self._request_parser = RequestParser(self._pool, frozenset(self._limits))
+        self._request_parser = RequestParser(self._pool, self._scheduler.accounts, frozenset(self._limits))
         self._since = time.time()
         self._measured = 0.0
         self._admission = Admission(
@@ -204,12 +206,16 @@ class Service:
 
     def change_client(self, request: ChangeRequest) -> str | None:
         """Changes the rules of a client; returns why not, if it does not."""
-        answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._loop.post(lambda: answers.put(self._change_client(request)))
-        try:
-            return answers.get(timeout=REPORT_SECONDS)
-        except queue.Empty:
-            return "the service does not answer in time"
+        late: str | None = "the service does not answer in time"
+        return self._ask(lambda: self._change_client(request), late)
+
+    def accounts(self) -> tuple[AccountRecord, ...] | None:
+        """Returns the accounts of all clients; None if the dispatch thread does not answer in time."""
+        return self._ask(self._scheduler.accounts.records, None)
+
+    def take_account_changes(self) -> tuple[AccountRecord, ...]:
+        """Returns the use of islands since the last call; nothing if the dispatch thread does not answer."""
+        return self._ask(self._scheduler.accounts.take_changes, ())
 
     def revoke(self, name: str) -> None:
         """Disconnects the client of a name if it has attached with a token of this name."""
@@ -229,21 +235,18 @@ class Service:
         request = self._core.request_reports(range(len(self._pool.hosts)))
         self._core.wait_for(request, 2 * REPORT_SECONDS)
         reports: dict[int, HostReport] = {host: received[-1] for host, received in request.answers.items()}
-        clients: list[ClientStatus] = []
-        collected = threading.Event()
         slices = self._control_requests.slices()
 
-        # In the dispatch thread, which alone adds clients to the scheduler and removes them.
-        def collect() -> None:
+        def collect() -> list[ClientStatus]:
+            clients = []
             for known in self._scheduler.clients.values():
                 client = self._admission.clients[known.number]
                 own = slices.get(client, ())
                 quota = self._scheduler.memory.quota_of(client.name)
                 clients.append(client_status(client, known, own, self._pool.gangs, reports, quota))
-            collected.set()
+            return clients
 
-        self._loop.post(collect)
-        collected.wait(REPORT_SECONDS)
+        clients: list[ClientStatus] = self._ask(collect, [])
         return ServiceStatus(
             os.getpid(),
             tuple(island_status(gang, reports) for gang in [*self._pool.gangs]),
@@ -252,6 +255,20 @@ class Service:
             self._since,
             time.time(),
         )
+
+    def _ask[T](self, question: Callable[[], T], default: T) -> T:
+        """Has the dispatch thread answer a question: it alone changes the scheduler.
+
+        Returns the default if it does not answer in time.
+        """
+        if self._ended.is_set():
+            return question()
+        answers: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._loop.post(lambda: answers.put(question()))
+        try:
+            return answers.get(timeout=REPORT_SECONDS)
+        except queue.Empty:
+            return default
 
     # The dispatch thread.
 
@@ -268,6 +285,7 @@ class Service:
             self._control_requests.close()
             self._core.defer = None
             self._workers.close()
+            self._ended.set()
             self._at_end(self._settings.options)
 
     def _iterate(self) -> None:
@@ -453,7 +471,9 @@ class Service:
         arrays = IncomingArrays(
             client.owns,
             self._pool,
-            lambda gang, number: self._post_event(ArrayArrived(client.number, *gang.life.key, number)),
+            lambda gang, number, count: self._post_event(
+                ArrayArrived(client.number, *gang.life.key, number, count)
+            ),
             # Of an array whose sending the client has canceled after its last byte.
             lambda gang, number: self._post_event(
                 WorkSubmitted(OrderedRequest(client.number, gang.number, (number,)))
@@ -589,6 +609,7 @@ class Service:
             self._workers.unload(loaded.hosted)
             return
         loaded.identity = identity
+        loaded.open_accounts(self._scheduler.accounts, client.name, time.monotonic())
         if loaded.is_loaded:
             client.programs[loaded.hosted.number] = loaded
         # Send pending notices about these islands first, so that the client knows the workers of `starts`.

@@ -78,6 +78,7 @@ class StepReports:
         assert isinstance(step, ServedStep)
         done = Done(step.number, failure.error, dict(failure.wrong), failure.took)
         step.failed.append(FromHost(failure.host, failure.gang.start, done))
+        step.failed_islands |= {failure.gang.island}
         self._handle_end(step, self._pool.gangs[failure.gang.island], failure.took)
 
     def _handle_end(self, step: ServedStep, gang: HostGang, seconds: float) -> None:
@@ -87,7 +88,8 @@ class StepReports:
         took = step.durations[gang.number] = max(step.durations.get(gang.number, 0.0), seconds)
         is_done = step.is_done()
         if is_done or len(gang.hosts) == 1 or step.is_done(gang.life.hosts):
-            self._add_event(IslandStepDone(step, gang.number, took))
+            has_failed = gang.number in step.failed_islands
+            self._add_event(IslandStepDone(step, gang.number, took, has_failed))
         if is_done and self._issued.pop(step.number, None) is not None and has_multi_host_islands:
             self._unsettled.append(step)
         # With multi-host islands a result is reported when it is settled, see `report_settled`.

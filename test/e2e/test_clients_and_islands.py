@@ -16,7 +16,6 @@ from attached import ServiceInThreads
 from inside import service_connection, worker_process
 
 import pathways as pw
-from pathways.runtime.clusters import connect
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -38,12 +37,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceInThrea
 
 
 @pytest.fixture
-def ann(service: ServiceInThreads, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ann(service: ServiceInThreads) -> Iterator[None]:
     """Attaches this process as a client."""
-    monkeypatch.setattr(connect, "start_session", lambda settings: service.attach("ann"))
-    pw.connect(hosts=2)
-    yield
-    pw.disconnect()
+    with service.attached("ann", hosts=2):
+        yield
 
 
 def clients(service: ServiceInThreads) -> dict[str, ClientStatus]:

@@ -14,7 +14,6 @@ import pytest
 from attached import ServiceInThreads
 
 import pathways as pw
-from pathways.runtime.clusters import connect
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.service.protocol.admin import ChangeRequest
 from pathways.runtime.service.sharing.memory import DeviceLimits
@@ -42,12 +41,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceInThrea
 
 
 @pytest.fixture
-def ann(service: ServiceInThreads, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ann(service: ServiceInThreads) -> Iterator[None]:
     """Attaches this process as a client that may hold 4 MiB."""
-    monkeypatch.setattr(connect, "start_session", lambda settings: service.attach("ann"))
-    pw.connect(hosts=1)
-    yield
-    pw.disconnect()
+    with service.attached("ann", hosts=1):
+        yield
 
 
 def on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:

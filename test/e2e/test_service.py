@@ -60,12 +60,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceInThrea
 
 
 @pytest.fixture
-def ann(service: ServiceInThreads, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ann(service: ServiceInThreads) -> Iterator[None]:
     """Attaches this process as a client."""
-    monkeypatch.setattr(connect, "start_session", lambda settings: service.attach("ann"))
-    pw.connect(hosts=2)
-    yield
-    pw.disconnect()
+    with service.attached("ann", hosts=2):
+        yield
 
 
 @pytest.fixture

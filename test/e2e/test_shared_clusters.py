@@ -122,3 +122,27 @@ def test_tokens_of_clients_outlive_the_service(lab, tmp_path, capfd):
 def test_service_imports_no_jax():
     code = "import sys, pathways.runtime.clusters.service_process; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_accounts_outlive_clients_and_the_cluster(lab, tmp_path, capfd):
+    """They are shown while the cluster is up, and written to a file."""
+    assert pw_cluster.main(["up", str(tmp_path / "lab.toml")]) == 0
+    step = attached(client="ann")
+    np.testing.assert_array_equal(step(jnp.arange(4.0)), 2 * np.arange(4.0) + 1)
+    pw.disconnect()
+    capfd.readouterr()
+    assert pw_cluster.main(["accounts", "lab", "--by", "client", "--json"]) == 0
+    (ann,) = json.loads(capfd.readouterr().out)
+    # One step on two islands.
+    assert (ann["client"], ann["program"], ann["use"]["steps"]) == ("ann", "", 2)
+    assert pw_cluster.main(["accounts", "lab"]) == 0
+    heads, *rows = capfd.readouterr().out.splitlines()
+    assert heads.split()[:3] == ["client", "program", "island"]
+    assert {tuple(row.split()[:3]) for row in rows} >= {("ann", "-", "island0"), ("ann", "-", "island1")}
+    assert pw_cluster.main(["accounts", "lab", "--by", "machine"]) == 1
+    assert "--by machine: 'machine' is none of client, program, island" in capfd.readouterr().err
+    assert pw_cluster.main(["down", "lab"]) == 0
+    lines = [json.loads(line) for line in lab.accounts.read_text().splitlines()]
+    assert sum(line["account"]["use"]["steps"] for line in lines) == 2
+    assert all(line["since"] < line["until"] for line in lines)
+    assert lab.accounts.stat().st_mode & 0o077 == 0

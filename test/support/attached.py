@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+import pathways
+from pathways.runtime.clusters import connect
 from pathways.runtime.clusters.connect import with_traces
 from pathways.runtime.clusters.starter_choice import starter_of
 from pathways.runtime.hosts.client.host_session import HostSession
@@ -46,6 +52,17 @@ class ServiceInThreads:
     def attach(self, client: str = "test") -> HostSession:
         """Returns a new client of it."""
         return with_traces(attach_at(self._place, self._secret, Attachment("test", client)))
+
+    @contextlib.contextmanager
+    def attached(self, client: str, hosts: int) -> Iterator[None]:
+        """Makes this process a client in the block: `pw.connect` attaches to the service."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(connect, "start_session", lambda _: self.attach(client))
+            pathways.connect(hosts=hosts)
+            try:
+                yield
+            finally:
+                pathways.disconnect()
 
     def write_token(self, path: Path) -> Path:
         """Writes the configuration of its clients to a file."""

@@ -14,7 +14,10 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from simulated_accounts import SimulatedAccounts
+
 from pathways.runtime.hosts.launch.options import MAX_AHEAD
+from pathways.runtime.service.sharing.accounts import Accounts
 from pathways.runtime.service.sharing.memory import DeviceBytes, DeviceLimits, SharedMemory, StepBytes
 from pathways.runtime.service.sharing.scheduler import Scheduler
 from pathways.runtime.service.sharing.scheduler_events import (
@@ -269,6 +272,10 @@ class SimulatedSharing:
         self.has_priorities = seed % 10 in (2, 8)
         limits = None if self.memory is None else self.memory.limits()
         self.scheduler = make(self.count, self.ahead, policy, limits, 0.01)
+        if seed % 5 == 0:
+            self.scheduler.accounts = Accounts(most=seed % 7)
+        # Of its own: the history is the same without accounts.
+        self.accounts = SimulatedAccounts(random.Random(seed), self.scheduler.accounts)
         self.queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(self.count)]
         self.arrays: list[set[int]] = [set() for _ in range(self.count)]
         self.lost: set[int] = set()
@@ -336,8 +343,10 @@ class SimulatedSharing:
                     self.known_foreign.add(event.step.client)
                 if event.took != self.seconds[event.step]:
                     self.unsure.add(program)
+        self.follow_waits()
         for effect in self.scheduler.handle_all(batch, self.time.now):
             self.carry_out(effect)
+        self.follow_waits()
         if self.memory is not None:
             self.memory.check(self.queues)
         for n, queue in enumerate(self.queues):
@@ -345,6 +354,16 @@ class SimulatedSharing:
             assert used <= self.ahead or len(queue) == 1, f"island {n} has {used} steps in flight"
         for n in range(self.count):
             self.start(n)
+
+    def follow_waits(self) -> None:
+        """Has the model of the accounts know which steps are first in all queues of their clients."""
+        firsts = []
+        for client in self.clients:
+            if client.is_connected:
+                heads = {n: queue[0] for n, queue in client.submitted.items() if queue}
+                steps = {step for step in heads.values() if isinstance(step, QueuedStep)}
+                firsts += [step for step in steps if all(heads.get(n) is step for n in step.islands)]
+        self.accounts.follow(firsts, self.time.now)
 
     # Actions of clients.
 
@@ -374,10 +393,15 @@ class SimulatedSharing:
             results = tuple(next(self.numbers) for _ in range(self.chance.choice([0, 1]) if is_call else 0))
             client.held[island] += results
             self.owner.update(dict.fromkeys(results, client.number))
-            self.submit_in_order(
-                client,
-                OrderedRequest(client.number, island, (), arguments, results, sent, is_call, what=object()),
+            moved = 8 if arguments and not is_call else 0
+            uses = self.accounts.uses(client.number, 0, {island: results}, self.time.now)
+            request = OrderedRequest(
+                *(client.number, island, (), arguments, results, sent, is_call),
+                use=uses[island] if is_call else None,
+                moved=moved,
+                what=object(),
             )
+            self.submit_in_order(client, request)
         else:
             islands = self.chance.sample(alive, self.chance.randint(1, min(3, len(alive))))
             for _ in range(self.chance.randint(1, most)):
@@ -394,13 +418,15 @@ class SimulatedSharing:
         self.sent.add(array)
         self.owner[array] = client.number
         losses = self.losses[island]
+        count = self.accounts.new_size(array)
         is_late = self.chance.random() < 0.3
 
         def arrive() -> None:
             # Arrays that a client has not sent when it ends are never sent, except those in flight.
             if (client.is_connected or is_late) and self.losses[island] == losses:
                 self.arrays[island].add(array)
-                self.handle(ArrayArrived(client.number, island, losses, array))
+                self.accounts.arrive(client.number, island, array, is_kept=client.is_connected)
+                self.handle(ArrayArrived(client.number, island, losses, array, count))
 
         delay = self.chance.uniform(0, 0.05)
         if self.memory is None:
@@ -465,6 +491,7 @@ class SimulatedSharing:
             donates,
             is_foreign=is_foreign,
             memory={} if self.memory is None else self.memory.needs(self.chance, arguments, results, donates),
+            uses=self.accounts.uses(client.number, program, results, self.time.now),
         )
         self.seconds[step] = SECONDS[program] * self.chance.uniform(1 - SPREAD, 1 + SPREAD)
         client.unfinished.add(step)
@@ -494,6 +521,7 @@ class SimulatedSharing:
             # Arrays that have not arrived are canceled.
             arrived = {(n, array) for n, arrays in enumerate(self.arrays) for array in arrays}
             self.memory.cancel(client.number, self.sent, arrived)
+        self.accounts.leave(client.number)
         self.handle(ClientLeft(client.number))
         self.ended |= {step for step in client.unfinished if step not in self.running}
         client.unfinished.clear()
@@ -540,6 +568,9 @@ class SimulatedSharing:
                     has_arguments or item.island in self.lost or not self.refused.isdisjoint(item.arguments)
                 )
                 arrays.difference_update(frees)
+                self.accounts.free(item.island, frees)
+                if item.moved and has_arguments and item.island not in self.lost:
+                    self.accounts.fetch(item.client, item.moved)
                 if item.island not in self.lost:
                     arrays.update(item.results)
                     if item.is_call:
@@ -559,6 +590,7 @@ class SimulatedSharing:
                 assert self.memory is not None or not is_over_quota
                 assert step not in self.running | self.ended
                 self.end(step)
+                self.accounts.fail(step, step.islands)
                 self.refused.update(*step.results.values())
                 for n in step.islands:
                     self.clients[step.client].submitted[n].remove(step)
@@ -590,7 +622,12 @@ class SimulatedSharing:
     def end_call(self, call: OrderedRequest) -> None:
         if call in self.calls:
             self.calls.remove(call)
+            self.accounts.end_call(call, self.existing(call.client, call.island))
             self.handle(CallFinished(call))
+
+    def existing(self, client: int, island: int) -> set[int]:
+        """Returns the arrays of an island, or none for a client that has left."""
+        return self.arrays[island] if self.clients[client].is_connected else set()
 
     def check_calls(self, step: QueuedStep, island: int) -> None:
         """Checks that a step waits for no call in flight on the island: all later steps would wait, too."""
@@ -637,11 +674,14 @@ class SimulatedSharing:
         if island in self.lost or step not in self.queues[island]:
             return
         self.queues[island].remove(step)
+        has_failed = self.state[step] == "fails"
+        existing = self.existing(step.client, island)
+        self.accounts.finish(step, island, seconds, existing, has_failed=has_failed)
         if self.memory is not None:
             self.memory.finish(step, island)
         if not any(step in queue for queue in self.queues):
             self.end(step)
-        self.pending.append(IslandStepDone(step, island, seconds))
+        self.pending.append(IslandStepDone(step, island, seconds, has_failed))
         if self.chance.random() < 0.7:
             self.handle()
 
@@ -662,7 +702,10 @@ class SimulatedSharing:
         self.lost.add(island)
         self.leaving.discard(island)
         self.losses[island] += 1
+        self.accounts.lose(island)
         steps = [*self.queues[island]]
+        for step in steps:
+            self.accounts.fail(step, [island])
         self.queues[island].clear()
         self.arrays[island].clear()
         if self.memory is not None:
@@ -686,7 +729,8 @@ class SimulatedSharing:
         self.handle(IslandReturned(island))
 
     def check_end(self) -> None:
-        """Checks that each step has ended, and that islands hold the arrays of connected clients alone."""
+        """Checks that each step has ended, the accounts, and that nobody else holds arrays on islands."""
+        self.accounts.check()
         assert not any(self.queues), "islands wait for each other"
         for client in self.clients:
             waiting = [step for step in client.unfinished if self.is_possible(client, step)]

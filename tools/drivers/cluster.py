@@ -21,6 +21,7 @@ import msgspec
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.resources.accounts import KEYS, account_table, summed
 from pathways.runtime.resources.folders import exposure, replace_file
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.tables import bytes_of, table
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
         "up": _up,
         "list": _list,
         "status": _status,
+        "accounts": _accounts,
         "token": _token,
         "set": _set,
         "suspend": _suspend,
@@ -152,6 +154,18 @@ def _show(options: argparse.Namespace, status: ServiceStatus) -> None:
         return
     clear = _CLEAR if options.watch and sys.stdout.isatty() else ""
     print(f"{clear}{status}", flush=True)
+
+
+def _accounts(options: argparse.Namespace) -> None:
+    if unknown := set(options.by) - set(KEYS):
+        raise UserError(f"--by {','.join(options.by)}: {min(unknown)!r} is none of {', '.join(KEYS)}")
+    with _called(options) as service:
+        answer = _request(service, admin.AccountsRequest())
+    assert isinstance(answer, admin.AccountsReply)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(summed(answer.accounts, options.by))).decode())
+    else:
+        print(account_table(answer.accounts, options.by))
 
 
 def _set(options: argparse.Namespace) -> None:

@@ -119,6 +119,7 @@ class IslandProgram(msgspec.Struct, frozen=True):
       weak_results: for each of its results whether it is weakly typed.
       computations: those that the module only declares, by name.
       constants: those that the module only declares, by name.
+      moved: the bytes that a step receives from other islands.
     """
 
     module: bytes
@@ -128,6 +129,7 @@ class IslandProgram(msgspec.Struct, frozen=True):
     weak_results: tuple[bool, ...]
     computations: dict[str, StoredComputation]
     constants: dict[str, StoredConstant]
+    moved: int = 0
 
 
 class SplitProgram(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from pathways.runtime.hosts.protocol.programs import (
 )
 from pathways.runtime.hosts.splitting.ahead import share, steps_ahead
 from pathways.runtime.plan.lower import host_plans_of
-from pathways.runtime.plan.plan import Argument, Plan, Replicas, Result, Send, Slot, Transfer
+from pathways.runtime.plan.plan import Argument, Plan, Receive, Replicas, Result, Send, Slot, Transfer
 from pathways.runtime.plan.stored import Stored
 
 
@@ -88,6 +88,7 @@ def _island_program(plan: Plan, module: bytes, program: BoundProgram) -> IslandP
         tuple(program.weak_results[number] for number in plan.result_numbers),
         {name: program.computations[name] for name in plan.computations} if is_stored else {},
         {name: program.constants[name] for name in plan.constants} if is_stored else {},
+        sum(plan.bytes_moved(step) for step in plan.steps if isinstance(step, Receive)),
     )
 
 

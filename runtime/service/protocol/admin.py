@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.messages import Handshake, Message, Purpose
+from pathways.runtime.resources.accounts import AccountRecord
 from pathways.runtime.resources.status import ServiceStatus
 
 Weight = Annotated[float, Meta(ge=1e-3, le=1e3, description="a number from 0.001 to 1000")]
@@ -67,6 +68,16 @@ class ChangeReply(Message, frozen=True):
     """Reply to `ChangeRequest`: the rules hold from now on."""
 
 
+class AccountsRequest(Message, frozen=True):
+    """Request for the accounts of clients; the reply is `AccountsReply`."""
+
+
+class AccountsReply(Message, frozen=True):
+    """Accounts of all clients since the start of the service."""
+
+    accounts: tuple[AccountRecord, ...]
+
+
 class StatusReply(Message, frozen=True):
     """State of the service."""
 
@@ -95,8 +106,25 @@ class AdminDenied(Message, frozen=True):
     why: str
 
 
-FromAdmin = Handshake | StatusRequest | DisconnectRequest | ShutdownRequest | TokenRequest | ChangeRequest
-ToAdmin = Handshake | StatusReply | DisconnectReply | ShutdownReply | TokenReply | ChangeReply | AdminDenied
+FromAdmin = (
+    Handshake
+    | StatusRequest
+    | AccountsRequest
+    | DisconnectRequest
+    | ShutdownRequest
+    | TokenRequest
+    | ChangeRequest
+)
+ToAdmin = (
+    Handshake
+    | StatusReply
+    | AccountsReply
+    | DisconnectReply
+    | ShutdownReply
+    | TokenReply
+    | ChangeReply
+    | AdminDenied
+)
 
 _handshake: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
 _from_admin: msgspec.msgpack.Decoder[FromAdmin] = msgspec.msgpack.Decoder(FromAdmin)

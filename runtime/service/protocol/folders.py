@@ -1,8 +1,8 @@
 """Folders of clusters that many clients share, through which clients find and call the service.
 
 The folder of a cluster has the `address` of its service and the `token` that authenticates clients, the list
-of `revoked` tokens, its `log`, and the `pid` of its process, which holds a `lock` as long as it lives: the
-lock shows whether the service is up or was killed.
+of `revoked` tokens, its `log`, the `accounts.jsonl` of clients, and the `pid` of its process, which holds a
+`lock` as long as it lives: the lock shows whether the service is up or was killed.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class ClusterFolder:
     Attributes:
       token: the file with the secret of the cluster.
       revoked: the file that lists the revoked tokens of clients, see `tokens.ClientTokens`.
+      accounts: the file of the use of islands by clients, see `account_log`.
       log: the log file of the service.
       socket: the socket of the service, unless it listens on an address and a port.
 
@@ -82,6 +83,7 @@ class ClusterFolder:
         self.path = clusters_folder() / name
         self.token = self.path / "token"
         self.revoked = self.path / "revoked"
+        self.accounts = self.path / "accounts.jsonl"
         self.log = self.path / "log"
         self.socket = self.path / "socket"
         self._address = self.path / "address"

@@ -35,6 +35,7 @@ class IncomingPut:
       gang: the workers.
       left: the bytes that each host has not been sent; -1 before its announcement.
       memory: its bytes on the devices of the island.
+      bytes: its bytes, all shards together.
 
     Raises:
       MessageError: the shape, the layout or the dtype is invalid.
@@ -44,6 +45,7 @@ class IncomingPut:
         self.gang = gang
         self.left = {host.index: -1 for host in gang.hosts}
         self._bytes = shard_bytes(f"array {put.array}", put.shape, dtype_of(put), put.placement)
+        self.bytes = self._bytes * len(put.placement.devices)
         # In the memory of the devices, not of their host.
         devices = put.placement.devices if put.placement.memory_kind in _DEVICE_MEMORY else ()
         self.memory: DeviceBytes = tuple((device, self._bytes) for device in devices)
@@ -106,7 +108,8 @@ class IncomingArrays:
     Args:
       owns: returns whether a number is of an array of the client.
       pool: the workers.
-      arrived: is called with the island and the number of an array that was sent to its workers entirely.
+      arrived: is called with the island, the number and the bytes of an array that was sent to its workers
+        entirely.
       freed: is called with the island and the number of an array that the client frees after it arrived.
       lose: is called with workers whose connections were closed.
       admit: waits until an array may be sent to its island, and returns whether it may; by default all may.
@@ -116,7 +119,7 @@ class IncomingArrays:
         self,
         owns: Callable[[int], bool],
         pool: WorkerPool,
-        arrived: Callable[[HostGang, int], None],
+        arrived: Callable[[HostGang, int, int], None],
         freed: Callable[[HostGang, int], None],
         lose: Callable[[WorkerHandle, ConnectionEnded], None],
         admit: Callable[[HostGang, int, DeviceBytes], bool] = lambda *_: True,
@@ -221,7 +224,7 @@ class IncomingArrays:
     def _finish_if_complete(self, number: int, incoming: IncomingPut) -> None:
         if incoming.is_complete():
             del self._puts[number]
-            self._arrived(incoming.gang, number)
+            self._arrived(incoming.gang, number, incoming.bytes)
 
 
 def check_layout(gang: HostGang, layout: DeviceLayout) -> None:

@@ -20,6 +20,11 @@ DeviceBytes = tuple[tuple[int, int], ...]
 """Bytes on some devices of an island: the id of each device, and the bytes there."""
 
 
+def bytes_on(of_devices: DeviceBytes) -> int:
+    """Returns the bytes on all devices together."""
+    return sum(count for _, count in of_devices)
+
+
 class StepBytes(NamedTuple):
     """Memory that a step needs on an island.
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from pathways.runtime.resources.accounts import Wait
 from pathways.runtime.service.sharing.memory import DeviceBytes
 from pathways.runtime.service.sharing.scheduler_events import FIRST_ESTIMATE, QueuedStep
 
@@ -217,6 +218,8 @@ class Places:
     def add_ready(self, service: ClientService, step: QueuedStep, now: float) -> None:
         """Adds a step that is first in all its queues, and has all its arrays."""
         step._state, step._ready_since, step._level = "ready", now, service.priority
+        if step.uses:
+            step.wait(self._busy_with(step), now)
         for n in step.islands:
             # Before, it may have waited for an array of its client.
             if not service.in_flight[n]:
@@ -300,14 +303,17 @@ class Places:
                 continue
             if self._is_too_early(step):
                 # Without a claim: it is unknown from when.
+                step.wait("own", now)
                 skipped.append(heapq.heappop(island.ready))
                 continue
-            may_start = self._fits(step) and self._may_pass(step, now) and not self._backfill(step, now)
+            obstacle = self._obstacle(step, now)
             # Steps that were issued before it may have taken what was left of a quota.
-            if may_start and self._is_valid(step, token):
-                heapq.heappop(island.ready)
-                self._issue(step, now)
-                continue
+            if self._is_valid(step, token):
+                if obstacle is None:
+                    heapq.heappop(island.ready)
+                    self._issue(step, now)
+                    continue
+                step.wait(obstacle, now)
             skipped.append(heapq.heappop(island.ready))
             # One that lacks memory must not see smaller ones pass for ever, either.
             is_passed = len(step.islands) > 1 or (step.memory and not self._fits_pools(step))
@@ -315,6 +321,20 @@ class Places:
                 self._claim(step)
         for entry in skipped:
             heapq.heappush(island.ready, entry)
+
+    def _obstacle(self, step: QueuedStep, now: float) -> Wait | None:
+        """Returns why a ready step is not issued now; issues steps that end before it can begin."""
+        if not self._fits_places(step):
+            return self._busy_with(step)
+        if step.memory and not self._fits_pools(step):
+            return "pool"
+        return None if self._may_pass(step, now) and not self._backfill(step, now) else "claim"
+
+    def _busy_with(self, step: QueuedStep) -> Wait:
+        """Returns whose steps have the places that a step waits for."""
+        in_flight = self.services[step.client].in_flight
+        is_shared = any(len(self.islands[n].in_flight) > in_flight[n] for n in step.islands)
+        return "share" if is_shared else "own"
 
     def _is_too_early(self, step: QueuedStep) -> bool:
         """Returns whether its time is unknown, and its client has such a step in flight there already."""
@@ -340,6 +360,9 @@ class Places:
         return waiting <= window + island.round_trip
 
     def _fits(self, step: QueuedStep) -> bool:
+        return self._fits_places(step) and (not step.memory or self._fits_pools(step))
+
+    def _fits_places(self, step: QueuedStep) -> bool:
         # It starts at the island that had no room the last time: places become free one by one.
         islands, at = step.islands, step._blocked_at
         for _ in islands:
@@ -347,7 +370,7 @@ class Places:
                 step._blocked_at = at
                 return False
             at = at + 1 if at + 1 < len(islands) else 0
-        return not step.memory or self._fits_pools(step)
+        return True
 
     def _fits_pools(self, step: QueuedStep) -> bool:
         """Returns whether the temporaries of a step fit beside the ones of the steps in flight."""
@@ -457,6 +480,7 @@ class Places:
     def take(self, service: ClientService, step: QueuedStep, now: float) -> None:
         """Gives a step its places on all its islands."""
         step._state = "issued"
+        step.wait(None, now)
         start, known = self._start_of(step, now), service.estimate_of(step)
         estimate = FIRST_ESTIMATE if known is None else known
         for n in step.islands:

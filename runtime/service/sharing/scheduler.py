@@ -31,8 +31,8 @@ of the client in flight could free memory there, the client is requested to free
 and then the step is refused, see `memory.py`. A ready step waits for its temporaries to fit the pool of its
 islands as it waits for places.
 
-All state of the scheduler is in this file, `places.py` and `memory.py`. `handle` gets an event and the time,
-and returns the effects to carry out; no method waits, sends, or reads a clock.
+All state of the scheduler is in this file, `places.py`, `memory.py` and `accounts.py`. `handle` gets an event
+and the time, and returns the effects to carry out; no method waits, sends, or reads a clock.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from pathways.runtime.resources.tables import size, table
+from pathways.runtime.service.sharing.accounts import Account, Accounts, HeldArrays, StepUse
 from pathways.runtime.service.sharing.memory import ClientMemory, Quota, SharedMemory
 from pathways.runtime.service.sharing.places import MAX_UNFINISHED, ClientService, Places
 from pathways.runtime.service.sharing.rules import Policy
@@ -101,6 +102,7 @@ class ScheduledClient:
             collections.deque() for _ in range(islands)
         ]
         self._arrays: list[set[int]] = [set() for _ in range(islands)]
+        self._held = [HeldArrays() for _ in range(islands)]
         # Items that wait for an array, by its island and number.
         self._awaited: dict[tuple[int, int], list[QueuedStep | OrderedRequest]] = {}
         # Results of its unfinished calls, by islands and numbers, and how many of these calls read an array.
@@ -133,6 +135,7 @@ class Scheduler:
 
     Attributes:
       clients: the connected clients, by their numbers.
+      accounts: the use of islands by clients, also by those that have left.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class Scheduler:
     ) -> None:
         self.memory = SharedMemory([None] * islands) if memory is None else memory
         self.clients: dict[int, ScheduledClient] = {}
+        self.accounts = Accounts()
         self._is_fair = policy == "fair"
         pools = [None if limits is None else limits.pool for limits in self.memory.islands]
         self._places = Places(pools, ahead, self._is_fair, ageing, self._issue)
@@ -244,7 +248,7 @@ class Scheduler:
         # Loops, where a generator for each step would be another call.
         for n in item.islands:
             if (problem := self._problems[n]) is not None:
-                self._effects.append(RefuseStep(item, problem))
+                self._refuse_step(item, problem)
                 return
         for n in item.islands:
             for array in item.arguments[n]:
@@ -253,7 +257,7 @@ class Scheduler:
                 denied = client._denied.get((n, array))
                 if denied is not None or array not in item.sent:
                     why = denied or "an argument is not available"
-                    self._effects.append(RefuseStep(item, why, denied is not None))
+                    self._refuse_step(item, why, is_over_quota=denied is not None)
                     return
         item._order = next(self._orders)
         client.unfinished += 1
@@ -334,8 +338,14 @@ class Scheduler:
             client._call_arguments.update((island, number) for number in item.arguments)
             for number, of_devices in zip(item.results, item.memory, strict=False):
                 client.memory.add(island, number, of_devices)
+        if item.moved and has_arguments and island not in self._lost:
+            self._transfers_of(client, island).current().new.bytes_moved += item.moved
         self._effects.append(DispatchRequest(item, frees, has_arguments, denied=denied))
         return frees
+
+    def _transfers_of(self, client: ScheduledClient, island: int) -> Account:
+        """Returns the account of the arrays that a client sends and fetches."""
+        return self.accounts.open(client.name, "", island, self._now)
 
     @staticmethod
     def _comes(client: ScheduledClient, item: OrderedRequest, array: int) -> bool:
@@ -349,22 +359,29 @@ class Scheduler:
         frees = tuple([number for number in arrays if number in existing])
         existing.difference_update(frees)
         client.memory.free(island, frees)
+        client._held[island].free(frees)
         for number in arrays if client._denied else ():
             client._denied.pop((island, number), None)
         return frees
 
     def _check_ready(self, client: ScheduledClient, step: QueuedStep) -> None:
-        if step._missing or step._firsts < len(step.islands) or step._state != "waits":
+        if step._firsts < len(step.islands) or step._state != "waits":
+            return
+        if step._missing:
+            step.wait("data", self._now)
             return
         has_calls = client._call_results or client._call_arguments
         if has_calls and (key := _blocking_array(client, step)) is not None:
             client._awaited.setdefault(key, []).append(step)
             step._missing = 1
+            step.wait("data", self._now)
             return
         if client.is_suspended:
+            step.wait("suspended", self._now)
             return
         if step.memory and not client.memory.fits(step.memory):
             client._short[step] = None
+            step.wait("quota", self._now)
             self._settle(client)
             return
         self._places.add_ready(client.service, step, self._now)
@@ -539,6 +556,7 @@ class Scheduler:
                 continue
             if not client.memory.fits(step.memory):
                 self._places.withdraw(step, "waits")
+                step.wait("quota", self._now)
                 client._short[step] = None
         return len(client._short) > before
 
@@ -626,6 +644,7 @@ class Scheduler:
                 continue
             if changed.is_suspended and first._state == "ready":
                 self._places.withdraw(first, "waits")
+                first.wait("suspended", self._now)
             elif was_suspended and not changed.is_suspended:
                 self._check_ready(client, first)
         if not changed.is_suspended:
@@ -645,11 +664,33 @@ class Scheduler:
             step._owner.finish(step, n)
             self._settle_all(step.client, step._owner.quota)
         client = self.clients.get(step.client)
+        if step.uses:
+            self._count_use(client, done)
         if client is None:
             return
         self._count_done(client, step)
         if self._is_fair and not step._left:
             self._sort_again(client, step.islands)
+
+    def _count_use(self, client: ScheduledClient | None, done: IslandStepDone) -> None:
+        """Counts what a step that is done on an island had of it, and has made there."""
+        step, n = done.step, done.island
+        use = step.uses[n]
+        use.count_end(done.took, self._now, has_failed=done.has_failed)
+        if client is not None:
+            client._held[n].free(step.donates.get(n, ()))
+        if not done.has_failed:
+            self._hold(client, n, use, step.results[n])
+
+    @staticmethod
+    def _hold(client: ScheduledClient | None, island: int, use: StepUse, results: Sequence[int]) -> None:
+        """Counts results that are computed as held, unless their client has freed them or left."""
+        if client is None:
+            return
+        held, existing = client._held[island], client._arrays[island]
+        for number, count in zip(results, use.results, strict=True):
+            if number in existing:
+                held.add(number, use.account, count)
 
     def _sort_again(self, client: ScheduledClient, islands: Iterable[int]) -> None:
         """Sorts a client's ready steps by its measured service, which was an estimate until now."""
@@ -671,10 +712,17 @@ class Scheduler:
             self._effects.append(FreeClientArrays(arrived.client, arrived.island, (arrived.array,)))
             return
         client._arrays[arrived.island].add(arrived.array)
+        if arrived.bytes:
+            account = self._transfers_of(client, arrived.island)
+            account.current().new.bytes_moved += arrived.bytes
+            client._held[arrived.island].add(arrived.array, account, arrived.bytes)
         self._wake(client, (arrived.island, arrived.array))
 
     def _end_call(self, call: OrderedRequest) -> None:
         client = self.clients.get(call.client)
+        if call.use is not None:
+            call.use.count_end(0.0, self._now)
+            self._hold(client, call.island, call.use, call.results)
         if client is None:
             return
         for number in call.results:
@@ -707,9 +755,11 @@ class Scheduler:
             for item in queue:
                 if isinstance(item, QueuedStep):
                     self._places.withdraw(item, "dropped")
+                    item.wait(None, self._now)
                     client._arrays[n].difference_update(item.results[n])
                 else:
                     client._arrays[n].difference_update(item.results)
+            client._held[n].free_all()
             if client._arrays[n]:
                 self._effects.append(FreeClientArrays(client.number, n, tuple(sorted(client._arrays[n]))))
 
@@ -718,10 +768,13 @@ class Scheduler:
         self._problems[n] = lost.why
         self._lost.add(n)
         for step in self._places.lose_island(n):
+            if n in step.uses:
+                step.uses[n].count_failure()
             if (client := self.clients.get(step.client)) is not None:
                 self._count_done(client, step)
         for client in self.clients.values():
             client._arrays[n].clear()
+            client._held[n].free_all()
             client.memory.lose_island(n)
             client._stopped.discard(n)
             client._denied = {key: why for key, why in client._denied.items() if key[0] != n}
@@ -742,6 +795,13 @@ class Scheduler:
         waiting = (item for queue in client._queues for item in queue if isinstance(item, QueuedStep))
         self._refuse(client, {step for step in waiting if island in step.islands}, why)
 
+    def _refuse_step(self, step: QueuedStep, why: str, *, is_over_quota: bool = False) -> None:
+        """Refuses a step that is in no queue, or is being removed from its queues."""
+        step.wait(None, self._now)
+        for use in step.uses.values():
+            use.count_failure()
+        self._effects.append(RefuseStep(step, why, is_over_quota))
+
     def _refuse(
         self, client: ScheduledClient, steps: set[QueuedStep], why: str, *, is_over_quota: bool = False
     ) -> None:
@@ -759,7 +819,7 @@ class Scheduler:
         for step in sorted(refused, key=lambda step: step._order):
             self._places.withdraw(step, "dropped")
             client.unfinished -= 1
-            self._effects.append(RefuseStep(step, why, is_over_quota))
+            self._refuse_step(step, why, is_over_quota=is_over_quota)
             client._short.pop(step, None)
         for n, array in missing:
             client._arrays[n].discard(array)

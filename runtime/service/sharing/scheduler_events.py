@@ -14,6 +14,8 @@ import msgspec
 
 from pathways.runtime.control.effects import Effect
 from pathways.runtime.control.records.step import Step
+from pathways.runtime.resources.accounts import Wait
+from pathways.runtime.service.sharing.accounts import StepUse
 from pathways.runtime.service.sharing.memory import ClientMemory, DeviceBytes, StepBytes
 from pathways.runtime.service.sharing.program_charges import ProgramIdentity
 
@@ -24,6 +26,7 @@ FIRST_ESTIMATE = 1e-3
 _NOTHING: Mapping[int, Sequence[int]] = {}
 _NEVER: Mapping[int, int] = {}
 _UNLIMITED: Mapping[int, StepBytes] = {}
+_UNCOUNTED: Mapping[int, StepUse] = {}
 _UNCHARGED = ProgramIdentity()
 
 
@@ -44,6 +47,7 @@ class QueuedStep(Step):
         each: the first steps of one have the estimate of the client.
       memory: the memory that it needs on those of its islands where memory is limited.
       identity: the identity of its program, which is charged with the losses that it causes.
+      uses: its use of each of its islands, for the accounts of its client.
     """
 
     __slots__ = (
@@ -58,6 +62,8 @@ class QueuedStep(Step):
         "_ready_since",
         "_state",
         "_token",
+        "_wait",
+        "_waits_since",
         "arguments",
         "client",
         "donates",
@@ -68,6 +74,7 @@ class QueuedStep(Step):
         "results",
         "sent",
         "starts",
+        "uses",
     )
 
     def __init__(
@@ -87,9 +94,11 @@ class QueuedStep(Step):
         is_foreign: bool = False,
         memory: Mapping[int, StepBytes] = _UNLIMITED,
         identity: ProgramIdentity = _UNCHARGED,
+        uses: Mapping[int, StepUse] = _UNCOUNTED,
     ) -> None:
         super().__init__(program, number, hosts, loaded, share=share)
         self.identity = identity
+        self.uses = uses
         self.is_foreign = is_foreign
         self.memory = memory
         self.client = client
@@ -114,6 +123,9 @@ class QueuedStep(Step):
         self._level = 0
         # The memory of its client, once it is issued.
         self._owner: ClientMemory | None = None
+        # Why it waits and since when, if it is the first step in the queue of its client.
+        self._wait: Wait | None = None
+        self._waits_since = 0.0
 
     def __repr__(self) -> str:
         return f"QueuedStep({self.client}, {self.number})"
@@ -122,6 +134,16 @@ class QueuedStep(Step):
     def is_issued(self) -> bool:
         """Whether it has its places, and was sent to its hosts."""
         return self._state == "issued"
+
+    def wait(self, why: Wait | None, now: float) -> None:
+        """Counts the time of its wait so far; from now on it waits for another reason, or not at all."""
+        before = self._wait
+        if before == why:
+            return
+        if before is not None and now > self._waits_since:
+            for use in self.uses.values():
+                use.count_wait(before, now - self._waits_since)
+        self._wait, self._waits_since = why, now
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -139,6 +161,8 @@ class OrderedRequest:
       hosts: the numbers of the hosts of a call.
       memory: the bytes of each result of a call on the devices of its island; empty where memory is not
         limited.
+      use: the use of its island by a call, for the accounts of its client.
+      moved: the bytes that it moves to its client.
       what: context for the shell.
     """
 
@@ -153,6 +177,8 @@ class OrderedRequest:
     name: str = ""
     hosts: tuple[int, ...] = ()
     memory: tuple[DeviceBytes, ...] = ()
+    use: StepUse | None = dataclasses.field(default=None, repr=False)
+    moved: int = 0
     what: Any = dataclasses.field(default=None, repr=False)
 
 
@@ -203,12 +229,14 @@ class ArrayArrived(msgspec.Struct, frozen=True):
 
     Attributes:
       start: how often the island's workers were started before the receiving ones.
+      bytes: its bytes, all shards together.
     """
 
     client: int
     island: int
     start: int
     array: int
+    bytes: int = 0
 
 
 class ArrayOffered(msgspec.Struct, frozen=True):
@@ -239,11 +267,17 @@ class CallFinished(msgspec.Struct, frozen=True):
 
 
 class IslandStepDone(msgspec.Struct, frozen=True):
-    """End of a step on an island; `took` is the time for which it had the devices there, in seconds."""
+    """End of a step on an island.
+
+    Attributes:
+      took: the time for which it had the devices there, in seconds.
+      has_failed: whether it has ended with an error on a host.
+    """
 
     step: QueuedStep
     island: int
     took: float
+    has_failed: bool = False
 
 
 class IslandLeaving(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.service.protocol.service_messages import StepRefusedNotice, Submit
 from pathways.runtime.service.request_parser import RequestParser
 from pathways.runtime.service.served_client import ServedClient, ServedProgram
+from pathways.runtime.service.sharing.accounts import Accounts
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest
 
 FIRST = 1 << SESSION_BITS
@@ -30,7 +31,7 @@ def test_requests_free_arrays_of_a_refused_step():
         name="f", number=7, gangs=gangs, inputs={0: (), 1: ()}, outputs={0: (), 1: ()}, share=1
     )
     client.programs[7] = ServedProgram(hosted)
-    requests = RequestParser(SimpleNamespace(gangs=gangs))
+    requests = RequestParser(SimpleNamespace(gangs=gangs), Accounts())
     step = Submit(FIRST + 9, 7, {0: (), 1: ()}, (FIRST + 2,), {0: (FIRST + 1, FIRST + 2), 1: (FIRST + 3,)})
     free, refused = requests.parse(client, step)
     assert isinstance(free, OrderedRequest)

@@ -203,7 +203,7 @@ def losses_refuse_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_gang_needs_room_on_one_island(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Places, "_fits", lambda self, step: True)
+    patch.setattr(Places, "_fits_places", lambda self, step: True)
 
 
 def steps_are_issued_twice(patch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from pathways.runtime.service.client.attaching import attachment_of
 from pathways.runtime.service.daemon import _why_denied
 from pathways.runtime.service.protocol.admin import (
     ADMIN,
+    AccountsRequest,
     ChangeRequest,
     DisconnectRequest,
     FromAdmin,
@@ -222,6 +223,7 @@ def test_the_token_of_a_client_allows_its_status_and_its_end_only(tokens):
         ShutdownRequest(),
         TokenRequest("ann", revoke=False),
         ChangeRequest("ann", weight=1000.0),
+        AccountsRequest(),
         LaterRequest(),
     ]
     # A request that is added later belongs in one of the lists.
@@ -229,9 +231,9 @@ def test_the_token_of_a_client_allows_its_status_and_its_end_only(tokens):
     assert [_why_denied(request, ann) for request in allowed] == [None, None]
     assert [_why_denied(request, ann) for request in denied] == [
         f"{action} needs the token of the cluster, and this one is of client 'ann'"
-        for action in ("ending client 'bo'", *["the request"] * 4)
+        for action in ("ending client 'bo'", *["the request"] * 5)
     ]
     of_cluster = authenticated(tokens, SECRET, "ann", ADMIN, ADMIN)
-    assert [_why_denied(request, of_cluster) for request in allowed + denied] == [None] * 7
+    assert [_why_denied(request, of_cluster) for request in allowed + denied] == [None] * 8
     tokens.revoke("ann")
     assert _why_denied(StatusRequest(), ann) == "this token of client 'ann' was revoked"

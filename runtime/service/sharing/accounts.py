@@ -1,0 +1,191 @@
+"""Accounts of clients: what the steps of each of their programs had of each island.
+
+They are kept when clients have left, up to a number: then accounts that were not used for long are added to
+one of other programs of their client, and later to one of other clients, so that no use is lost.
+
+No method waits or reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pathways.runtime.resources.accounts import AccountRecord, Use, Wait
+
+OTHERS = "(others)"
+"""The client, or the program, of accounts that were added to others. It is the name of none."""
+
+MAX_ACCOUNTS = 4096
+"""Number of accounts above which some are added to others."""
+
+
+class Account:
+    """Use of an island by a program of a client.
+
+    Attributes:
+      new: the use since the last `Accounts.take_changes`.
+      total: the use before it.
+      held: the bytes of its arrays.
+      most_held: the most bytes of them at a time.
+      used: the time of its last use.
+    """
+
+    __slots__ = ("_heir", "client", "held", "island", "most_held", "new", "program", "total", "used")
+
+    def __init__(self, client: str, program: str, island: int) -> None:
+        self.client = client
+        self.program = program
+        self.island = island
+        self.new = Use()
+        self.total = Use()
+        self.held = 0
+        self.most_held = 0
+        self.used = 0.0
+        self._heir: Account | None = None
+
+    def current(self) -> Account:
+        """Returns the account that counts: itself, or the one that it was added to."""
+        account = self
+        while account._heir is not None:
+            account = account._heir
+        return account
+
+    def add_to(self, heir: Account) -> None:
+        """Adds this account to another one, which counts from now on."""
+        heir.new.add(self.new)
+        heir.total.add(self.total)
+        heir.most_held = max(heir.most_held, heir.held + self.held)
+        heir.held += self.held
+        heir.used = max(heir.used, self.used)
+        self._heir = heir
+
+    def hold(self, count: int) -> None:
+        """Adds bytes to the held ones, or subtracts them."""
+        self.held += count
+        self.most_held = max(self.most_held, self.held)
+
+    def record(self, use: Use) -> AccountRecord:
+        """Returns a record of a use."""
+        island = f"island{self.island}"
+        return AccountRecord(self.client, self.program, island, use, self.held, self.most_held)
+
+
+class StepUse(NamedTuple):
+    """Use of an island by each step of a program.
+
+    Attributes:
+      account: the account of the program.
+      results: the bytes of each result, all shards together.
+      moved: the bytes that come from other islands.
+    """
+
+    account: Account
+    results: tuple[int, ...] = ()
+    moved: int = 0
+
+    def count_end(self, took: float, now: float, *, has_failed: bool = False) -> None:
+        """Counts a step that has ended, after it had the devices for `took` seconds."""
+        account = self.account.current()
+        account.used = now
+        use = account.new
+        use.steps += 1
+        use.device_seconds += took
+        if has_failed:
+            use.failures += 1
+        else:
+            use.bytes_made += sum(self.results)
+            use.bytes_moved += self.moved
+
+    def count_failure(self) -> None:
+        """Counts a step that was refused, or that has ended with its island."""
+        self.account.current().new.failures += 1
+
+    def count_wait(self, why: Wait, seconds: float) -> None:
+        """Counts the seconds that a step has waited."""
+        waited = self.account.current().new.waited
+        waited[why] = waited.get(why, 0.0) + seconds
+
+
+class HeldArrays:
+    """Arrays of a client on an island, by the accounts that hold them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, tuple[Account, int]] = {}
+
+    def add(self, array: int, account: Account, count: int) -> None:
+        """Adds an array of some bytes."""
+        self._arrays[array] = account, count
+        account.current().hold(count)
+
+    def free(self, arrays: Iterable[int]) -> None:
+        """Frees arrays; no-op for unknown ones."""
+        for number in arrays:
+            account, count = self._arrays.pop(number, (None, 0))
+            if account is not None:
+                account.current().hold(-count)
+
+    def free_all(self) -> None:
+        """Frees all arrays."""
+        self.free([*self._arrays])
+
+
+class Accounts:
+    """Accounts of all clients.
+
+    Args:
+      most: the number of accounts above which some are added to others.
+    """
+
+    def __init__(self, most: int = MAX_ACCOUNTS) -> None:
+        self._most = most
+        self._accounts: dict[tuple[str, str, int], Account] = {}
+
+    def open(self, client: str, program: str, island: int, now: float) -> Account:
+        """Returns the account of a program of a client on an island."""
+        account = self._accounts.get((client, program, island))
+        if account is None:
+            account = self._open(client, program, island)
+            account.used = now
+            if len(self._accounts) > self._most:
+                self._make_room()
+        return account
+
+    def records(self) -> tuple[AccountRecord, ...]:
+        """Returns all accounts."""
+        records = []
+        for account in self._accounts.values():
+            use = Use()
+            use.add(account.total)
+            use.add(account.new)
+            records.append(account.record(use))
+        return tuple(records)
+
+    def take_changes(self) -> tuple[AccountRecord, ...]:
+        """Returns the accounts that were used since the last call, with their use since then."""
+        records = []
+        for account in self._accounts.values():
+            if account.new != Use():
+                records.append(account.record(account.new))
+                account.total.add(account.new)
+                account.new = Use()
+        return tuple(records)
+
+    def _open(self, client: str, program: str, island: int) -> Account:
+        key = client, program, island
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = Account(*key)
+        return account
+
+    def _make_room(self) -> None:
+        """Adds the accounts that were not used for longest to others, until a quarter is free."""
+        while len(self._accounts) > self._most * 3 // 4:
+            named = [account for account in self._accounts.values() if account.client != OTHERS]
+            if not named:
+                return
+            named.sort(key=lambda account: account.used)
+            for account in named[: len(named) // 4 + 1]:
+                client = account.client if account.program != OTHERS else OTHERS
+                del self._accounts[account.client, account.program, account.island]
+                account.add_to(self._open(client, OTHERS, account.island))
