@@ -32,12 +32,16 @@ from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
+from pathways.runtime.resources.accounts import AccountRecord
+from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.client.attaching import Attachment, attach_at
+from pathways.runtime.service.protocol.admin import ChangeRequest
 from pathways.runtime.service.protocol.service_messages import decode_for_service
 from pathways.runtime.service.protocol.tokens import ClientTokens, ServiceHandshake
 from pathways.runtime.service.service import Service
+from pathways.runtime.service.sharing.memory import DeviceLimits
 from pathways.runtime.service.sharing.rules import ClientRules, SharingRules
 
 _SECRET = bytes(range(32))
@@ -86,10 +90,17 @@ class ServedIslands:
       weights: the weights of clients, by their names.
       hosts: the number of hosts of each island.
       is_timed: whether their devices are timers; otherwise they are workers with JAX.
+      quotas: the bytes that clients may hold on each device, by their names; with any, memory is limited.
     """
 
     def __init__(
-        self, count: int, weights: Mapping[str, float] | None = None, *, hosts: int = 1, is_timed: bool = True
+        self,
+        count: int,
+        weights: Mapping[str, float] | None = None,
+        *,
+        hosts: int = 1,
+        is_timed: bool = True,
+        quotas: Mapping[str, int] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._place = str(Path(self._folder.name, "socket"))
@@ -100,11 +111,12 @@ class ServedIslands:
                 "hosts": hosts,
                 "weights": weights or {},
                 "is_timed": is_timed,
+                "quotas": quotas or {},
             }
         )
         self._process = _python("serve", arguments)
         self._clients: list[subprocess.Popen[str]] = []
-        self._timers: list[int] = json.loads(_line(self._process))
+        self._timers: list[int] = json.loads(line_of(self._process))
 
     def __enter__(self) -> ServedIslands:
         return self
@@ -124,7 +136,7 @@ class ServedIslands:
         arguments = json.dumps({"place": self._place, "name": name, "way": way, "settings": settings})
         process = _python("run_client", arguments)
         self._clients.append(process)
-        _line(process)
+        line_of(process)
         return process
 
     def end_clients(self) -> None:
@@ -138,10 +150,22 @@ class ServedIslands:
 
     def status(self) -> ServiceStatus:
         """See `Service.status`."""
+        return msgspec.json.decode(self._ask("status"), type=ServiceStatus)
+
+    def accounts(self) -> list[AccountRecord]:
+        """See `Service.accounts`."""
+        return msgspec.json.decode(self._ask("accounts"), type=list[AccountRecord])
+
+    def change_quota(self, name: str, quota: int) -> None:
+        """Sets the bytes that a client may hold on each device."""
+        why = msgspec.json.decode(self._ask(f"quota {name} {quota}"), type=str | None)
+        assert why is None, why
+
+    def _ask(self, what: str) -> str:
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
-        return msgspec.json.decode(_line(self._process), type=ServiceStatus)
+        return line_of(self._process)
 
     def measure(self, seconds: float = 5.0) -> ServedSteps:
         """Returns the steps of clients that are processes in some seconds, after a warm-up."""
@@ -161,10 +185,16 @@ class ServedIslands:
         return *used, idle_seconds()
 
 
-def load(controller: HostSession, islands: Sequence[int], seconds: float) -> HostedProgram:
-    """Returns a program whose steps occupy the devices of these islands for some time, if they are timers."""
+def load(
+    controller: HostSession, islands: Sequence[int], seconds: float, allocated: int = 0
+) -> HostedProgram:
+    """Returns a program whose steps occupy the devices of these islands for some time, if they are timers.
+
+    Args:
+      allocated: the bytes on each device that a step needs for results, of which it has none.
+    """
     sizes = {len(controller.pool.gangs[n].hosts) for n in islands}
-    program = idle_program(str(seconds), islands, *sizes)
+    program = idle_program(f"{seconds} {allocated}" if allocated else str(seconds), islands, *sizes)
     # The service splits it.
     return controller.load(program, lambda **_: None)  # type: ignore[arg-type, return-value]
 
@@ -191,7 +221,10 @@ def serve(arguments: str) -> None:
     settings = Settings((Island(hosts=config["hosts"]),) * config["count"])
     timers = TimerHosts(config["count"] * config["hosts"]) if config["is_timed"] else None
     starter = starter_of(settings) if timers is None else Starter(settings, timers)
-    rules = SharingRules(clients={name: ClientRules(weight) for name, weight in config["weights"].items()})
+    clients = {name: ClientRules(weight) for name, weight in config["weights"].items()}
+    clients |= {name: ClientRules(memory=count) for name, count in config["quotas"].items()}
+    limits = (DeviceLimits(1 << 34, 1 << 32),) * config["count"] if config["quotas"] else ()
+    rules = SharingRules(clients=clients, islands=limits)
     service = Service(settings, starter, rules=rules)
     service._control_requests._splitter = _NoSplitter()
     with socket.socket(socket.AF_UNIX) as server:
@@ -203,13 +236,23 @@ def serve(arguments: str) -> None:
 
         def reply_with_status() -> None:
             print([] if timers is None else [timers.process.pid], flush=True)
-            for _ in sys.stdin:
-                print(msgspec.json.encode(service.status()).decode(), flush=True)
+            for line in sys.stdin:
+                print(msgspec.json.encode(answer_to(service, *line.split())).decode(), flush=True)
             server.shutdown(socket.SHUT_RDWR)
             service.close()
 
         start_thread(reply_with_status, "status")
         service.serve()
+
+
+def answer_to(service: Service, what: str, *rest: str) -> object:
+    """Returns the answer of a service to a line of `ServedIslands`."""
+    match what:
+        case "accounts":
+            return service.accounts()
+        case "quota":
+            return service.change_client(ChangeRequest(rest[0], memory=int(rest[1])))
+    return service.status()
 
 
 def run_client(arguments: str) -> None:
@@ -238,7 +281,22 @@ def hold(controller: HostSession, arrays: int) -> None:
     keep_busy(controller, [[0, 1]], 0.0)
 
 
-WAYS: dict[str, Callable[..., None]] = {"keep": keep_busy, "hold": hold}
+def exceed(controller: HostSession, steps: int) -> None:
+    """Requests steps that exceed its quota once the caller has changed it: each is refused."""
+    program = load(controller, [0], 0.003, 1 << 20)
+    print(flush=True)
+    sys.stdin.readline()
+    for _ in range(steps):
+        step = controller.run(program, {0: ()})
+        with contextlib.suppress(ResourceError):
+            controller.wait_for_step(step)
+            raise AssertionError("a step above the quota has run")
+    print(flush=True)
+    # Until it is killed.
+    sys.stdin.read()
+
+
+WAYS: dict[str, Callable[..., None]] = {"keep": keep_busy, "hold": hold, "exceed": exceed}
 
 
 def _python(function: str, arguments: str) -> subprocess.Popen[str]:
@@ -252,7 +310,8 @@ def _python(function: str, arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Returns the next line of a process, without waiting for ever if it has ended."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

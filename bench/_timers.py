@@ -41,6 +41,7 @@ from pathways.runtime.hosts.protocol.messages import (
     Purpose,
     Ready,
     Run,
+    StepMemory,
 )
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 
@@ -163,9 +164,11 @@ class _Hosts:
                 free = self._free[number] = max(self._free[number], time.monotonic()) + took
                 heapq.heappush(self._ends, (free, message.run, number, took))
             case Load():
-                # Its name is its time.
-                self._seconds[message.program] = float(message.name)
-                self._steps[number].send(LoadDone(message.request, None))
+                # Its name is its time, and the bytes of its results if they count.
+                seconds, _, allocated = message.name.partition(" ")
+                self._seconds[message.program] = float(seconds)
+                memory = StepMemory(((0,),), (int(allocated or 0),), (0,), ())
+                self._steps[number].send(LoadDone(message.request, None, memory=memory))
             case _:
                 pass
 

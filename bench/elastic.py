@@ -1,14 +1,16 @@
-"""A cluster that many people share: what quotas cost the scheduler, and what priorities give.
+"""A cluster that many people share: what quotas and accounts cost, what they count, and what priorities give.
 
   python bench/elastic.py [--json PATH] [--only admission]
 
-Devices and clients are simulated; CPU time is that of the real scheduler.
+In the rows of the scheduler devices and clients are simulated, and CPU time is that of the real scheduler. In
+the others the service and each client are processes, and devices are timers.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import override
@@ -16,8 +18,10 @@ from typing import override
 sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 
 from _parts import Row, parser_of, run_parts
+from _served import WARM_UP, ServedIslands, line_of
 from simulated_sharing import DeviceTimers
 
+from pathways.runtime.resources.accounts import summed
 from pathways.runtime.service.sharing.accounts import StepUse
 from pathways.runtime.service.sharing.memory import DeviceLimits, SharedMemory, StepBytes
 from pathways.runtime.service.sharing.places import WORK_SECONDS
@@ -136,8 +140,65 @@ def priorities() -> Iterator[Row]:
         }
 
 
+def accounts() -> Iterator[Row]:
+    """Compares the device seconds of the accounts with the times of the timers."""
+    seconds = {"ann": 0.003, "bob": 0.010, "cid": 0.0005}
+    with ServedIslands(2) as served:
+        for name, took in seconds.items():
+            served.start(name, "keep", islands=[[0], [1]], seconds=took)
+        time.sleep(SECONDS)
+        served.end_clients()
+        uses = {record.client: record.use for record in summed(served.accounts(), ("client",))}
+    busy = sum(seconds[name] * use.steps for name, use in uses.items())
+    counted = sum(use.device_seconds for use in uses.values())
+    yield {
+        "case": "device seconds of three clients on two islands",
+        "accounts s": counted,
+        "timers s": busy,
+        "off %": abs(counted / busy - 1) * 100,
+        "to reach": "<= 2",
+    }
+
+
+def neighbours() -> Iterator[Row]:
+    """Measures steps of a client beside 100 steps of another one that exceed its quota."""
+    alone, beside, took = [], [], []
+    with ServedIslands(1, quotas={"ann": MIB, "bob": 64 * MIB}) as served:
+        for _ in range(ROUNDS):
+            served.start("bob", "keep", islands=[[0]], seconds=0.003)
+            time.sleep(WARM_UP)
+            before, began = steps_of(served, "bob"), time.perf_counter()
+            time.sleep(2.0)
+            alone.append((steps_of(served, "bob") - before) / (time.perf_counter() - began))
+            served.change_quota("ann", MIB)
+            exceeds = served.start("ann", "exceed", steps=100)
+            served.change_quota("ann", MIB // 2)
+            before, began = steps_of(served, "bob"), time.perf_counter()
+            assert exceeds.stdin is not None
+            exceeds.stdin.write("\n")
+            exceeds.stdin.flush()
+            line_of(exceeds)
+            took.append(time.perf_counter() - began)
+            beside.append((steps_of(served, "bob") - before) / took[-1])
+            served.end_clients()
+    yield {
+        "case": "steps beside 100 steps above the quota of another client",
+        "steps/s": statistics.median(beside),
+        "alone": statistics.median(alone),
+        "refused in s": statistics.median(took),
+        "ratio": statistics.median(a / b for a, b in zip(beside, alone, strict=True)),
+        "to reach": ">= 0.95",
+    }
+
+
+def steps_of(served: ServedIslands, name: str) -> int:
+    """Returns the number of finished steps of a client."""
+    return sum(record.use.steps for record in served.accounts() if record.client == name)
+
+
 def main() -> None:
-    run_parts(parser_of(__doc__).parse_args(), {"admission": admission, "priorities": priorities})
+    parts = {"admission": admission, "priorities": priorities, "accounts": accounts, "neighbours": neighbours}
+    run_parts(parser_of(__doc__).parse_args(), parts)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathways.runtime.service.protocol.service_messages import (
     WorkerFacts,
 )
 from pathways.runtime.service.served_client import ServedClient
+from pathways.runtime.service.sharing.memory import DeviceLimits
 from pathways.runtime.service.sharing.scheduler import ScheduledClient
 
 
@@ -47,8 +48,10 @@ def changes_since(gang: HostGang, start: int) -> Iterator[Message]:
         yield IslandLeavingNotice(*life.key, RemoteError.of(life.problem))
 
 
-def island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandStatus:
-    """Returns the status of an island, with the reports of its hosts."""
+def island_status(
+    gang: HostGang, reports: Mapping[int, HostReport], limits: DeviceLimits | None
+) -> IslandStatus:
+    """Returns the status of an island, with the reports of its hosts, and the limits of its memory."""
     life = gang.life
     return IslandStatus(
         gang.name if gang.slices == 1 else f"{gang.name} ({gang.slices} joined)",
@@ -67,20 +70,25 @@ def island_status(gang: HostGang, reports: Mapping[int, HostReport]) -> IslandSt
             for report in [reports.get(host.index)]
         ),
         sum(len(host.ready.devices) for host in gang.hosts),
-        free_memory(gang, reports),
+        free_memory(gang, reports, None if limits is None else limits.memory),
         life.key.start + gang.is_lost(),
         None if life.problem is None else life.problem.text,
     )
 
 
-def free_memory(gang: HostGang, reports: Mapping[int, HostReport]) -> int | None:
-    """Returns the bytes of memory of a device that no array occupies; see `IslandStatus`."""
+def free_memory(gang: HostGang, reports: Mapping[int, HostReport], limit: int | None = None) -> int | None:
+    """Returns the bytes of memory of a device that no array occupies; see `IslandStatus`.
+
+    Args:
+      limit: the bytes of each device that clients and their steps may use; None for all.
+    """
     free = []
     for host in gang.hosts:
         report, memory = reports.get(host.index), host.ready.memory
         if report is None:
             return None
-        for total in memory:
+        for of_device in memory:
+            total = of_device if limit is None else limit
             if total is None:
                 return None
             free.append(max(0, total - report.bytes // len(memory)))

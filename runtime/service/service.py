@@ -249,7 +249,9 @@ class Service:
         clients: list[ClientStatus] = self._ask(collect, [])
         return ServiceStatus(
             os.getpid(),
-            tuple(island_status(gang, reports) for gang in [*self._pool.gangs]),
+            tuple(
+                island_status(gang, reports, self._limits.get(gang.number)) for gang in [*self._pool.gangs]
+            ),
             tuple(clients),
             self._workers.spares(),
             self._since,

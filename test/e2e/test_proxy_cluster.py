@@ -341,3 +341,41 @@ print(codes)
         os.kill(json.loads(cluster("status", "lab", "--json").stdout)["pid"], signal.SIGKILL)
         out, err = process.communicate(timeout=60)
         assert out == "{'UNAVAILABLE'}\n", err[-2000:]
+
+
+QUOTA = """
+import jax, jax.numpy as jnp, numpy as np
+
+x = jax.device_put(np.arange(1 << 18, dtype=np.float32), jax.devices()[0])
+step = jax.jit(lambda x, n: x + n)
+kept = [step(x, n) for n in range(2)]
+jax.block_until_ready(kept)
+over = [step(x, 2), step(x, 3)]
+try:
+    jax.block_until_ready(over)
+except jax.errors.JaxRuntimeError as error:
+    print(str(error).splitlines()[0])
+del over, kept[1]
+print(np.array_equal(kept[0], np.arange(1 << 18)), np.array_equal(step(x, 5), np.arange(5, (1 << 18) + 5)))
+"""
+
+
+def test_a_program_above_its_quota_gets_a_status_and_goes_on(tmp_path: Path) -> None:
+    text = """
+        [[islands]]
+        device_memory = "16 MiB"
+
+        [clients.ann]
+        memory = "3.5 MiB"
+    """
+    with up(tmp_path, text) as cluster:
+        done = cluster("run", "lab", "--client", "ann", "--", sys.executable, "-c", QUOTA)
+        assert done.returncode == 0, done.stderr[-3000:]
+        status, values = done.stdout.splitlines()
+        assert status.startswith("RESOURCE_EXHAUSTED: ")
+        assert "exceeds the quota of client 'ann' on a device of island0" in status
+        assert values == "True True"
+        accounts = json.loads(cluster("accounts", "lab", "--json").stdout)
+        (steps,) = [each for each in accounts if each["program"] == "jit__lambda"]
+        assert (steps["client"], steps["use"]["failures"] >= 1, steps["bytes_held"]) == ("ann", True, 0)
+        assert steps["use"]["bytes_made"] == 3 << 20

@@ -52,7 +52,7 @@ def on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return pw.program(pw.jit(function, devices=stage))
 
 
-def test_a_step_above_the_quota_fails_and_the_client_goes_on(ann: None) -> None:
+def test_a_step_above_the_quota_fails_and_the_client_goes_on(service: ServiceInThreads, ann: None) -> None:
     step = on_one_device(lambda x: x + 1)
     kept = [step(X) for _ in range(3)]
     jax.block_until_ready(kept)
@@ -65,6 +65,10 @@ def test_a_step_above_the_quota_fails_and_the_client_goes_on(ann: None) -> None:
     assert " ".join(row.split()) == "ann 4 MiB 4 MiB 1 MiB 1 MiB, 1 MiB, 1 MiB"
     for array in kept:
         np.testing.assert_array_equal(np.asarray(array), X + 1)
+    (island,) = service.service.status().islands
+    # Of the 16 MiB of a device. Freed arrays are freed on hosts with the next step.
+    assert island.free_memory is not None
+    assert 12 * MIB < island.free_memory < 16 * MIB
     del kept, array
     np.testing.assert_array_equal(np.asarray(step(X)), X + 1)
 

@@ -75,6 +75,9 @@ from pathways.runtime.service.sharing.scheduler_events import (
     WorkSubmitted,
 )
 
+MAX_DENIED = 1 << 16
+"""Maximum of arrays above its quota, which do not exist, that a client has not freed."""
+
 
 class ScheduledClient:
     """State of a client in the scheduler.
@@ -585,7 +588,8 @@ class Scheduler:
         """Denies an array, and what needs it."""
         key = offer.island, offer.array
         count = max(count for _, count in offer.memory)
-        why = client._denied[key] = self._why_over(client, "an array that it sends", offer.island, count)
+        why = self._why_over(client, "an array that it sends", offer.island, count)
+        self._note_denied(client, [key], why)
         client._offer = None
         self._effects.append(DenyArray(offer, why))
         waiting = client._awaited.pop(key, [])
@@ -595,6 +599,17 @@ class Scheduler:
         for item in waiting:
             if isinstance(item, OrderedRequest):
                 self._advance(client, item.island)
+
+    def _note_denied(self, client: ScheduledClient, arrays: Iterable[tuple[int, int]], why: str) -> None:
+        """Notes arrays that do not exist, for steps that are submitted before the client knows."""
+        client._denied.update(dict.fromkeys(arrays, why))
+        if len(client._denied) > MAX_DENIED:
+            self._effects.append(
+                DisconnectClient(
+                    client.number,
+                    f"it has not freed more than {MAX_DENIED} arrays above its quota, which do not exist",
+                )
+            )
 
     def _why_short(self, client: ScheduledClient, step: QueuedStep) -> str:
         island = client.memory.short_of(step.memory)[0]
@@ -823,9 +838,8 @@ class Scheduler:
             client._short.pop(step, None)
         for n, array in missing:
             client._arrays[n].discard(array)
-            if is_over_quota:
-                # For steps that are submitted before the client knows.
-                client._denied[n, array] = why
+        if is_over_quota:
+            self._note_denied(client, missing, why)
         changed: list[int] = []
         for n, queue in enumerate(client._queues):
             if any(item in refused for item in queue):

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from pathways.runtime.service.sharing import scheduler as schedulers
 from pathways.runtime.service.sharing.memory import DeviceLimits, Quota, SharedMemory, StepBytes
+from pathways.runtime.service.sharing.scheduler import Scheduler
+from pathways.runtime.service.sharing.scheduler_events import (
+    ClientJoined,
+    CollectMemory,
+    DisconnectClient,
+    MemoryCollected,
+    QueuedStep,
+    RefuseStep,
+    WorkSubmitted,
+)
 
 STEP = "step"
 
@@ -91,3 +102,15 @@ def test_an_island_that_is_lost_holds_nothing(shared):
 
 def test_islands_without_limits_have_no_quota():
     assert Quota([None]).fits(0, ((0, 1 << 60),))
+
+
+def test_a_client_that_frees_no_denied_array_is_disconnected(monkeypatch, shared):
+    monkeypatch.setattr(schedulers, "MAX_DENIED", 3)
+    scheduler = Scheduler(1, memory=shared)
+    scheduler.handle(ClientJoined(0, name="ann"), 0.0)
+    for number in range(4):
+        step = QueuedStep(0, number, 1, {0: ()}, {0: (100 + number,)}, memory=returns(9))
+        assert scheduler.handle(WorkSubmitted(step), 0.0) == [CollectMemory(0)]
+        refused, *ends = scheduler.handle(MemoryCollected(0), 0.0)
+        assert isinstance(refused, RefuseStep)
+        assert [type(each) for each in ends] == ([] if number < 3 else [DisconnectClient])
