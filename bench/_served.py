@@ -150,18 +150,18 @@ class ServedIslands:
 
     def status(self) -> ServiceStatus:
         """See `Service.status`."""
-        return msgspec.json.decode(self._ask("status"), type=ServiceStatus)
+        return msgspec.json.decode(self._request("status"), type=ServiceStatus)
 
     def accounts(self) -> list[AccountRecord]:
         """See `Service.accounts`."""
-        return msgspec.json.decode(self._ask("accounts"), type=list[AccountRecord])
+        return msgspec.json.decode(self._request("accounts"), type=list[AccountRecord])
 
     def change_quota(self, name: str, quota: int) -> None:
         """Sets the bytes that a client may hold on each device."""
-        why = msgspec.json.decode(self._ask(f"quota {name} {quota}"), type=str | None)
+        why = msgspec.json.decode(self._request(f"quota {name} {quota}"), type=str | None)
         assert why is None, why
 
-    def _ask(self, what: str) -> str:
+    def _request(self, what: str) -> str:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
@@ -191,7 +191,7 @@ def load(
     """Returns a program whose steps occupy the devices of these islands for some time, if they are timers.
 
     Args:
-      allocated: the bytes on each device that a step needs for results, of which it has none.
+      allocated: the bytes on each device that a step needs for new arrays, as the timers report it.
     """
     sizes = {len(controller.pool.gangs[n].hosts) for n in islands}
     program = idle_program(f"{seconds} {allocated}" if allocated else str(seconds), islands, *sizes)

@@ -19,7 +19,7 @@ claimed its island (`claim`); for memory of the pool."""
 WAITS: tuple[Wait, ...] = get_args(Wait)
 
 KEYS = ("client", "program", "island")
-"""What accounts are kept by."""
+"""Keys of accounts."""
 
 
 class Use(msgspec.Struct):
@@ -29,16 +29,17 @@ class Use(msgspec.Struct):
       device_seconds: the seconds for which steps had the devices of the island.
       steps: the number of steps and calls of functions that ended there.
       failures: the number of steps that were refused, or ended with an error or with the island.
-      bytes_made: the bytes of the results, all shards together.
-      bytes_moved: the bytes that came from the client or from other islands, or that the client has fetched.
-      waited: the seconds for which the first step in the queue of the client waited, by the reason.
+      result_bytes: the bytes of the results, all shards together.
+      moved_bytes: the bytes that came from the client or from other islands, or that the client has fetched.
+      waited: the seconds for which the first step in the queue of the client waited, by the reason; the time
+        of a step of several islands is divided among them.
     """
 
     device_seconds: float = 0.0
     steps: int = 0
     failures: int = 0
-    bytes_made: int = 0
-    bytes_moved: int = 0
+    result_bytes: int = 0
+    moved_bytes: int = 0
     waited: dict[str, float] = msgspec.field(default_factory=dict)
 
     def add(self, other: Use) -> None:
@@ -46,8 +47,8 @@ class Use(msgspec.Struct):
         self.device_seconds += other.device_seconds
         self.steps += other.steps
         self.failures += other.failures
-        self.bytes_made += other.bytes_made
-        self.bytes_moved += other.bytes_moved
+        self.result_bytes += other.result_bytes
+        self.moved_bytes += other.moved_bytes
         for why, seconds in other.waited.items():
             self.waited[why] = self.waited.get(why, 0.0) + seconds
 
@@ -60,16 +61,16 @@ class AccountRecord(msgspec.Struct, frozen=True):
       program: the name of the program or function; empty for arrays that the client sends or fetches.
       island: the name of the island.
       use: what it had, since the start of the service unless the context says otherwise.
-      bytes_held: the bytes of its arrays there now, all shards together.
-      most_bytes_held: the most at a time.
+      held_bytes: the bytes of its arrays there now, all shards together.
+      peak_bytes: the most at a time.
     """
 
     client: str
     program: str
     island: str
     use: Use
-    bytes_held: int = 0
-    most_bytes_held: int = 0
+    held_bytes: int = 0
+    peak_bytes: int = 0
 
 
 def summed(records: Iterable[AccountRecord], by: Sequence[str] = KEYS) -> list[AccountRecord]:
@@ -86,9 +87,9 @@ def summed(records: Iterable[AccountRecord], by: Sequence[str] = KEYS) -> list[A
         use = Use()
         for record in group:
             use.add(record.use)
-        held = sum(record.bytes_held for record in group)
+        held = sum(record.held_bytes for record in group)
         # Not necessarily at one time: a bound.
-        most = sum(record.most_bytes_held for record in group)
+        most = sum(record.peak_bytes for record in group)
         sums.append(AccountRecord(client, program, island, use, held, most))
     return sorted(sums, key=lambda record: (-record.use.device_seconds, *map(str, _key(record))))
 
@@ -105,9 +106,9 @@ def account_table(records: Iterable[AccountRecord], by: Sequence[str] = KEYS) ->
                 duration(use.device_seconds, "s"),
                 str(use.steps),
                 str(use.failures),
-                size(use.bytes_made),
-                size(record.bytes_held),
-                size(use.bytes_moved),
+                size(use.result_bytes),
+                size(record.held_bytes),
+                size(use.moved_bytes),
                 waited_text(use.waited),
             )
         )

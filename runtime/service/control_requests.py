@@ -266,13 +266,13 @@ class ControlRequestHandler:
         Raises:
           QuotaError: no step ever fits the quota of the client, or the pool.
         """
-        needs, made = {}, {}
+        needs, sizes = {}, {}
         for gang in hosted.gangs:
             of_hosts = zip(hosted.hosts, hosted.memory, strict=True)
             reports = [memory for host, memory in of_hosts if host.gang is gang]
             need = step_bytes(reports, len(hosted.outputs[gang.number]))
             # The memory of views is the memory of their arguments.
-            made[gang.number] = tuple(0 if need.is_view else bytes_on(each) for each in need.results)
+            sizes[gang.number] = tuple(0 if need.is_view else bytes_on(each) for each in need.results)
             limits = self._limits.get(gang.number)
             if limits is None:
                 continue
@@ -281,7 +281,7 @@ class ControlRequestHandler:
             if why is not None:
                 self._workers.unload(hosted)
                 raise QuotaError(f"program '{hosted.name}' {why}")
-        return ServedProgram(hosted, foreign, needs, made, moved)
+        return ServedProgram(hosted, foreign, needs, sizes, moved)
 
     def _why_never(
         self, client: ServedClient, gang: HostGang, need: StepBytes, limits: DeviceLimits

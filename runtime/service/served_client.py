@@ -31,7 +31,7 @@ class ServedProgram:
       hosted: the program.
       foreign: the replies of its hosts, if an extension has loaded it.
       needs: the memory of its steps on islands with limits.
-      made: for each island, the bytes of each result there, all shards together.
+      result_sizes: for each island, the bytes of each result there, all shards together.
       moved: for each island, the bytes that each step moves there from other islands.
 
     Attributes:
@@ -50,7 +50,7 @@ class ServedProgram:
         hosted: HostedProgram,
         foreign: tuple[ForeignFacts, ...] = (),
         needs: Mapping[int, StepBytes] = types.MappingProxyType({}),
-        made: Mapping[int, tuple[int, ...]] = types.MappingProxyType({}),
+        result_sizes: Mapping[int, tuple[int, ...]] = types.MappingProxyType({}),
         moved: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
         self.hosted = hosted
@@ -60,7 +60,7 @@ class ServedProgram:
         self.is_unwanted = False
         self.identity = ProgramIdentity()
         self.uses: Mapping[int, StepUse] = {}
-        self._made = made
+        self._result_sizes = result_sizes
         self._moved = moved
         # What all of its steps have in common.
         self.starts = {gang.number: gang.life.key.start for gang in hosted.gangs}
@@ -77,7 +77,7 @@ class ServedProgram:
         self.uses = {
             gang.number: StepUse(
                 accounts.open(client, name, gang.number, now),
-                self._made.get(gang.number, (0,) * self.results[gang.number]),
+                self._result_sizes.get(gang.number, (0,) * self.results[gang.number]),
                 self._moved.get(gang.number, 0),
             )
             for gang in self.hosted.gangs

@@ -207,15 +207,15 @@ class Service:
     def change_client(self, request: ChangeRequest) -> str | None:
         """Changes the rules of a client; returns why not, if it does not."""
         late: str | None = "the service does not answer in time"
-        return self._ask(lambda: self._change_client(request), late)
+        return self._compute(lambda: self._change_client(request), late)
 
     def accounts(self) -> tuple[AccountRecord, ...] | None:
         """Returns the accounts of all clients; None if the dispatch thread does not answer in time."""
-        return self._ask(self._scheduler.accounts.records, None)
+        return self._compute(self._scheduler.accounts.records, None)
 
     def take_account_changes(self) -> tuple[AccountRecord, ...]:
         """Returns the use of islands since the last call; nothing if the dispatch thread does not answer."""
-        return self._ask(self._scheduler.accounts.take_changes, ())
+        return self._compute(self._scheduler.accounts.take_changes, ())
 
     def revoke(self, name: str) -> None:
         """Disconnects the client of a name if it has attached with a token of this name."""
@@ -246,7 +246,7 @@ class Service:
                 clients.append(client_status(client, known, own, self._pool.gangs, reports, quota))
             return clients
 
-        clients: list[ClientStatus] = self._ask(collect, [])
+        clients: list[ClientStatus] = self._compute(collect, [])
         return ServiceStatus(
             os.getpid(),
             tuple(
@@ -258,17 +258,17 @@ class Service:
             time.time(),
         )
 
-    def _ask[T](self, question: Callable[[], T], default: T) -> T:
-        """Has the dispatch thread answer a question: it alone changes the scheduler.
+    def _compute[T](self, function: Callable[[], T], default: T) -> T:
+        """Returns the result of a function in the dispatch thread, which alone changes the scheduler.
 
-        Returns the default if it does not answer in time.
+        The default is the result of a function that does not return in time.
         """
         if self._ended.is_set():
-            return question()
-        answers: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._loop.post(lambda: answers.put(question()))
+            return function()
+        results: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._loop.post(lambda: results.put(function()))
         try:
-            return answers.get(timeout=REPORT_SECONDS)
+            return results.get(timeout=REPORT_SECONDS)
         except queue.Empty:
             return default
 

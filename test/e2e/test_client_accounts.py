@@ -61,19 +61,19 @@ def test_accounts_of_a_pipeline_say_what_it_made_moved_and_holds(service: Servic
         received, sent = accounts["train", "island1"], accounts["train", "island0"]
         assert sent.use.steps == 3
         assert received.use.device_seconds > 0
-        assert (received.use.bytes_made, sent.use.bytes_made) == (3 * BYTES, 0)
-        assert (received.bytes_held, sent.bytes_held) == (3 * BYTES, 0)
+        assert (received.use.result_bytes, sent.use.result_bytes) == (3 * BYTES, 0)
+        assert (received.held_bytes, sent.held_bytes) == (3 * BYTES, 0)
         # Each step sends its value on.
-        assert (received.use.bytes_moved, sent.use.bytes_moved) == (3 * BYTES, 0)
+        assert (received.use.moved_bytes, sent.use.moved_bytes) == (3 * BYTES, 0)
         inputs, fetched = accounts["", "island0"], accounts["", "island1"]
-        assert (inputs.use.bytes_moved, fetched.use.bytes_moved) == (3 * BYTES, BYTES)
+        assert (inputs.use.moved_bytes, fetched.use.moved_bytes) == (3 * BYTES, BYTES)
         del kept[1:]
         jax.block_until_ready(train(X))
-        wait_until(lambda: accounts_of(service, "ann")["train", "island1"].bytes_held <= 2 * BYTES)
+        wait_until(lambda: accounts_of(service, "ann")["train", "island1"].held_bytes <= 2 * BYTES)
     wait_until(lambda: not service.service.status().clients)
     left = accounts_of(service, "ann")["train", "island1"]
-    assert (left.use.steps, left.bytes_held) == (4, 0)
-    assert left.most_bytes_held >= 3 * BYTES
+    assert (left.use.steps, left.held_bytes) == (4, 0)
+    assert left.peak_bytes >= 3 * BYTES
 
 
 def test_failed_steps_are_in_the_accounts(service: ServiceInThreads) -> None:
@@ -96,6 +96,6 @@ def test_failed_steps_are_in_the_accounts(service: ServiceInThreads) -> None:
             jax.block_until_ready(result)
         accounts = accounts_of(service, "bob")
         (account,) = [each for (name, _), each in accounts.items() if name == "fails"]
-        assert (account.use.steps, account.use.failures, account.use.bytes_made) == (1, 1, 0)
+        assert (account.use.steps, account.use.failures, account.use.result_bytes) == (1, 1, 0)
         (calls,) = [each for (name, _), each in accounts.items() if "assume_memory" in name]
         assert calls.use.steps == 2

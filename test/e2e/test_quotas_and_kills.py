@@ -117,7 +117,7 @@ def test_values_and_quotas_are_exact_while_islands_are_killed(
         time.sleep(0.05)
     records = service.service.accounts()
     assert records is not None
-    assert [record for record in records if record.bytes_held] == []
+    assert [record for record in records if record.held_bytes] == []
     losses = sum(island.losses for island in service.service.status().islands)
     assert 1 <= losses <= KILLS
     assert [held for quota in quotas for held in quota.held if any(held.values())] == []

@@ -125,7 +125,7 @@ def test_service_imports_no_jax():
 
 
 def test_accounts_outlive_clients_and_the_cluster(lab, tmp_path, capfd):
-    """They are shown while the cluster is up, and written to a file."""
+    """A table shows accounts while the cluster is up, and a file has them afterwards."""
     assert pw_cluster.main(["up", str(tmp_path / "lab.toml")]) == 0
     step = attached(client="ann")
     np.testing.assert_array_equal(step(jnp.arange(4.0)), 2 * np.arange(4.0) + 1)

@@ -17,6 +17,7 @@ from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection
+from pathways.runtime.resources.accounts import AccountRecord, Use
 from pathways.runtime.resources.status import ClientStatus, IslandStatus, ServiceStatus, SharedHostStatus
 from pathways.runtime.service import daemon
 from pathways.runtime.service.protocol.admin import ChangeRequest
@@ -72,6 +73,12 @@ class FakeService:
             for name, (connection, since) in self._clients.items()
         )
         return ServiceStatus(os.getpid(), islands, clients, None, self._since, time.time())
+
+    def accounts(self) -> tuple[AccountRecord, ...]:
+        return tuple(AccountRecord(name, "f", "island0", Use(1.5, 3)) for name in self._clients)
+
+    def take_account_changes(self) -> tuple[AccountRecord, ...]:
+        return self.accounts()
 
     def disconnect_client(self, name: str) -> bool:
         if (client := self._clients.pop(name, None)) is None:

@@ -8,12 +8,12 @@ import random
 from collections.abc import Iterable, Mapping
 
 from pathways.runtime.resources.accounts import Use
-from pathways.runtime.service.sharing.accounts import OTHERS, Accounts, StepUse
+from pathways.runtime.service.sharing.accounts import REST, Accounts, StepUse
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep
 
 
 class SimulatedAccounts:
-    """What clients had of islands, as the islands and clients themselves know it.
+    """Use of islands by clients, as the islands and clients themselves know it.
 
     Args:
       accounts: the accounts to check.
@@ -49,8 +49,7 @@ class SimulatedAccounts:
         """Notes which steps are first in all their queues now; all others do not wait."""
         current = set(firsts)
         for step in self._since.keys() - current:
-            waited = now - self._since.pop(step)
-            self._waited[str(step.client)] += waited * len(step.islands)
+            self._waited[str(step.client)] += now - self._since.pop(step)
         for step in current - self._since.keys():
             self._since[step] = now
 
@@ -61,7 +60,7 @@ class SimulatedAccounts:
         use = self._use[str(step.client)]
         use.device_seconds += took
         use.failures += has_failed
-        use.bytes_moved += 0 if has_failed else step.uses[island].moved
+        use.moved_bytes += 0 if has_failed else step.uses[island].moved
         for array in step.donates.get(island, ()):
             self._held.pop((island, array), None)
         self._make(step.client, island, () if has_failed else step.results[island], existing)
@@ -69,14 +68,14 @@ class SimulatedAccounts:
     def end_call(self, call: OrderedRequest, existing: set[int]) -> None:
         """Notes that a call has ended."""
         assert call.use is not None
-        self._use[str(call.client)].bytes_moved += call.use.moved
+        self._use[str(call.client)].moved_bytes += call.use.moved
         self._make(call.client, call.island, call.results, existing)
 
     def _make(self, client: int, island: int, results: Iterable[int], existing: set[int]) -> None:
         use = self._use[str(client)]
         use.steps += 1
         for array in results:
-            use.bytes_made += self._sizes[array]
+            use.result_bytes += self._sizes[array]
             if array in existing:
                 self._held[island, array] = client
 
@@ -87,12 +86,12 @@ class SimulatedAccounts:
     def arrive(self, client: int, island: int, array: int, *, is_kept: bool) -> None:
         """Notes that an array has arrived."""
         if is_kept:
-            self._use[str(client)].bytes_moved += self._sizes[array]
+            self._use[str(client)].moved_bytes += self._sizes[array]
             self._held[island, array] = client
 
     def fetch(self, client: int, count: int) -> None:
         """Notes that a client has fetched some bytes."""
-        self._use[str(client)].bytes_moved += count
+        self._use[str(client)].moved_bytes += count
 
     def free(self, island: int, arrays: Iterable[int]) -> None:
         """Notes that arrays were freed."""
@@ -110,14 +109,14 @@ class SimulatedAccounts:
     def check(self) -> None:
         """Checks the accounts of each client; of all together if some were added to others."""
         records = self._accounts.records()
-        is_whole = all(OTHERS not in (record.client, record.program) for record in records)
+        is_whole = all(REST not in (record.client, record.program) for record in records)
         found: dict[str, Use] = collections.defaultdict(Use)
         held: collections.Counter[str] = collections.Counter()
         for record in records:
             name = record.client if is_whole else ""
             found[name].add(record.use)
-            held[name] += record.bytes_held
-            assert 0 <= record.bytes_held <= record.most_bytes_held, record
+            held[name] += record.held_bytes
+            assert 0 <= record.held_bytes <= record.peak_bytes, record
         expected: dict[str, Use] = collections.defaultdict(Use)
         expected_held: collections.Counter[str] = collections.Counter()
         waited: dict[str, float] = collections.defaultdict(float)

@@ -440,12 +440,12 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
     [
         (
             [],
-            "expected a command: up, list, status, run, token, set, suspend, resume, end, down, logs; "
-            "see pw-cluster --help",
+            "expected a command: up, list, status, accounts, run, token, set, suspend, resume, end, down, "
+            "logs; see pw-cluster --help",
         ),
         (
             ["upp"],
-            "argument COMMAND: must be one of up, list, status, run, token, set, suspend, resume, end, down,",
+            "argument COMMAND: must be one of up, list, status, accounts, run, token, set, suspend, resume,",
         ),
         (["up"], "pw-cluster up: expected FILE"),
         (["end", "lab"], "pw-cluster end: expected CLIENT"),
@@ -483,6 +483,7 @@ def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
         ("list", set()),
         ("status", {"--json", "--watch", "--token"}),
         ("run", {"--client", "--files", "--islands", "--token", "--with-cpu"}),
+        ("accounts", {"--by", "--json", "--token"}),
         ("end", {"--token"}),
         ("down", {"--token"}),
         ("logs", {"--follow"}),

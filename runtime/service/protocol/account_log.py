@@ -66,7 +66,7 @@ class AccountLog:
     ) -> None:
         self._take_changes = take_changes
         self._seconds = seconds
-        self._writer = _Writer(file)
+        self._lines = _LineFile(file)
         self._since = time.time()
         self._closed = threading.Event()
         self._done = threading.Event()
@@ -86,13 +86,13 @@ class AccountLog:
             is_closed = self._closed.wait(self._seconds)
             records = self._take_changes()
             now = time.time()
-            self._writer.write([AccountLine(self._since, now, record) for record in records])
+            self._lines.write([AccountLine(self._since, now, record) for record in records])
             self._since = now
-        self._writer.close()
+        self._lines.close()
         self._done.set()
 
 
-class _Writer(logging.handlers.RotatingFileHandler):
+class _LineFile(logging.handlers.RotatingFileHandler):
     """File of lines; lines that cannot be written wait for the next time."""
 
     def __init__(self, file: Path) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pathways.runtime.resources.accounts import AccountRecord, Use, Wait
 
-OTHERS = "(others)"
+REST = "(rest)"
 """The client, or the program, of accounts that were added to others. It is the name of none."""
 
 MAX_ACCOUNTS = 4096
@@ -27,11 +27,11 @@ class Account:
       new: the use since the last `Accounts.take_changes`.
       total: the use before it.
       held: the bytes of its arrays.
-      most_held: the most bytes of them at a time.
+      peak: the most bytes of them at a time.
       used: the time of its last use.
     """
 
-    __slots__ = ("_heir", "client", "held", "island", "most_held", "new", "program", "total", "used")
+    __slots__ = ("_heir", "client", "held", "island", "new", "peak", "program", "total", "used")
 
     def __init__(self, client: str, program: str, island: int) -> None:
         self.client = client
@@ -40,7 +40,7 @@ class Account:
         self.new = Use()
         self.total = Use()
         self.held = 0
-        self.most_held = 0
+        self.peak = 0
         self.used = 0.0
         self._heir: Account | None = None
 
@@ -55,7 +55,7 @@ class Account:
         """Adds this account to another one, which counts from now on."""
         heir.new.add(self.new)
         heir.total.add(self.total)
-        heir.most_held = max(heir.most_held, heir.held + self.held)
+        heir.peak = max(heir.peak, heir.held + self.held)
         heir.held += self.held
         heir.used = max(heir.used, self.used)
         self._heir = heir
@@ -63,12 +63,12 @@ class Account:
     def hold(self, count: int) -> None:
         """Adds bytes to the held ones, or subtracts them."""
         self.held += count
-        self.most_held = max(self.most_held, self.held)
+        self.peak = max(self.peak, self.held)
 
     def record(self, use: Use) -> AccountRecord:
         """Returns a record of a use."""
         island = f"island{self.island}"
-        return AccountRecord(self.client, self.program, island, use, self.held, self.most_held)
+        return AccountRecord(self.client, self.program, island, use, self.held, self.peak)
 
 
 class StepUse(NamedTuple):
@@ -94,8 +94,8 @@ class StepUse(NamedTuple):
         if has_failed:
             use.failures += 1
         else:
-            use.bytes_made += sum(self.results)
-            use.bytes_moved += self.moved
+            use.result_bytes += sum(self.results)
+            use.moved_bytes += self.moved
 
     def count_failure(self) -> None:
         """Counts a step that was refused, or that has ended with its island."""
@@ -181,11 +181,11 @@ class Accounts:
     def _make_room(self) -> None:
         """Adds the accounts that were not used for longest to others, until a quarter is free."""
         while len(self._accounts) > self._most * 3 // 4:
-            named = [account for account in self._accounts.values() if account.client != OTHERS]
+            named = [account for account in self._accounts.values() if account.client != REST]
             if not named:
                 return
             named.sort(key=lambda account: account.used)
             for account in named[: len(named) // 4 + 1]:
-                client = account.client if account.program != OTHERS else OTHERS
+                client = account.client if account.program != REST else REST
                 del self._accounts[account.client, account.program, account.island]
-                account.add_to(self._open(client, OTHERS, account.island))
+                account.add_to(self._open(client, REST, account.island))

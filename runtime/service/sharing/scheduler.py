@@ -342,7 +342,7 @@ class Scheduler:
             for number, of_devices in zip(item.results, item.memory, strict=False):
                 client.memory.add(island, number, of_devices)
         if item.moved and has_arguments and island not in self._lost:
-            self._transfers_of(client, island).current().new.bytes_moved += item.moved
+            self._transfers_of(client, island).current().new.moved_bytes += item.moved
         self._effects.append(DispatchRequest(item, frees, has_arguments, denied=denied))
         return frees
 
@@ -729,7 +729,7 @@ class Scheduler:
         client._arrays[arrived.island].add(arrived.array)
         if arrived.bytes:
             account = self._transfers_of(client, arrived.island)
-            account.current().new.bytes_moved += arrived.bytes
+            account.current().new.moved_bytes += arrived.bytes
             client._held[arrived.island].add(arrived.array, account, arrived.bytes)
         self._wake(client, (arrived.island, arrived.array))
 

@@ -142,7 +142,7 @@ class QueuedStep(Step):
             return
         if before is not None and now > self._waits_since:
             for use in self.uses.values():
-                use.count_wait(before, now - self._waits_since)
+                use.count_wait(before, (now - self._waits_since) / len(self.uses))
         self._wait, self._waits_since = why, now
 
 

@@ -14,7 +14,7 @@ import pytest
 from pathways.runtime.resources.accounts import AccountRecord, Use, account_table, summed, waited_text
 from pathways.runtime.service.protocol import account_log
 from pathways.runtime.service.protocol.account_log import AccountLine, AccountLog
-from pathways.runtime.service.sharing.accounts import OTHERS, Accounts, HeldArrays, StepUse
+from pathways.runtime.service.sharing.accounts import REST, Accounts, HeldArrays, StepUse
 from pathways.runtime.service.sharing.memory import DeviceLimits, SharedMemory, StepBytes
 from pathways.runtime.service.sharing.scheduler import Scheduler
 from pathways.runtime.service.sharing.scheduler_events import (
@@ -73,8 +73,8 @@ def test_finished_steps_count_for_their_program() -> None:
     for _ in range(2):
         sharing.finish(sharing.submit(0, 0), took=1.5)
     account = sharing.account("ann")
-    assert account.use == Use(device_seconds=3.0, steps=2, bytes_made=20, bytes_moved=8)
-    assert account.bytes_held == 20
+    assert account.use == Use(device_seconds=3.0, steps=2, result_bytes=20, moved_bytes=8)
+    assert account.held_bytes == 20
 
 
 def test_failed_refused_and_lost_steps_are_failures_and_hold_nothing() -> None:
@@ -84,8 +84,8 @@ def test_failed_refused_and_lost_steps_are_failures_and_hold_nothing() -> None:
     sharing.handle(IslandLost(0, "killed"))
     sharing.submit(0, 0)
     account = sharing.account("ann")
-    assert (account.use.steps, account.use.failures, account.use.bytes_made) == (1, 3, 0)
-    assert account.bytes_held == 0
+    assert (account.use.steps, account.use.failures, account.use.result_bytes) == (1, 3, 0)
+    assert account.held_bytes == 0
 
 
 def test_held_bytes_end_with_a_free_a_loss_and_the_client() -> None:
@@ -93,13 +93,13 @@ def test_held_bytes_end_with_a_free_a_loss_and_the_client() -> None:
     step = sharing.submit(0, 0, 1)
     sharing.finish(step)
     sharing.handle(WorkSubmitted(OrderedRequest(0, 0, step.results[0])))
-    assert [sharing.account("ann", island=f"island{n}").bytes_held for n in range(2)] == [0, 10]
+    assert [sharing.account("ann", island=f"island{n}").held_bytes for n in range(2)] == [0, 10]
     sharing.handle(IslandLost(1, "killed"))
-    assert sharing.account("ann", island="island1").bytes_held == 0
+    assert sharing.account("ann", island="island1").held_bytes == 0
     sharing.finish(sharing.submit(1, 0))
     sharing.handle(ClientLeft(1))
     account = sharing.account("bob")
-    assert (account.bytes_held, account.most_bytes_held, account.use.bytes_made) == (0, 10, 10)
+    assert (account.held_bytes, account.peak_bytes, account.use.result_bytes) == (0, 10, 10)
 
 
 def test_an_array_that_is_freed_in_flight_is_made_and_never_held() -> None:
@@ -108,7 +108,7 @@ def test_an_array_that_is_freed_in_flight_is_made_and_never_held() -> None:
     sharing.handle(WorkSubmitted(OrderedRequest(0, 0, step.results[0])))
     sharing.finish(step)
     account = sharing.account("ann")
-    assert (account.use.bytes_made, account.most_bytes_held) == (10, 0)
+    assert (account.use.result_bytes, account.peak_bytes) == (10, 0)
 
 
 def test_arrays_that_are_sent_and_fetched_are_moved() -> None:
@@ -116,7 +116,7 @@ def test_arrays_that_are_sent_and_fetched_are_moved() -> None:
     sharing.handle(ArrayArrived(0, 0, 0, 7, 32))
     sharing.handle(WorkSubmitted(OrderedRequest(0, 0, arguments=(7,), moved=32, what=object())))
     account = sharing.account("ann", program="")
-    assert (account.use.bytes_moved, account.bytes_held) == (64, 32)
+    assert (account.use.moved_bytes, account.held_bytes) == (64, 32)
 
 
 def test_results_of_calls_count_for_their_function() -> None:
@@ -126,7 +126,7 @@ def test_results_of_calls_count_for_their_function() -> None:
     sharing.handle(WorkSubmitted(call))
     sharing.handle(CallFinished(call))
     account = sharing.account("ann", "load_batch")
-    assert (account.use.steps, account.use.bytes_made, account.bytes_held) == (1, 6, 6)
+    assert (account.use.steps, account.use.result_bytes, account.held_bytes) == (1, 6, 6)
 
 
 # Waits.
@@ -173,7 +173,9 @@ def test_a_step_waits_for_an_island_that_another_one_has_claimed() -> None:
     sharing.finish(busy, took=3.0)
     assert both.is_issued
     assert later.is_issued
-    assert sharing.account("bob").use.waited == {"claim": 3.0}
+    # Half of it on each island.
+    assert sharing.account("bob").use.waited == {"claim": 1.5}
+    assert sharing.account("bob", island="island1").use.waited == {"claim": 1.5}
     assert sharing.account("ann").use.waited == {"claim": 3.0}
 
 
@@ -237,11 +239,11 @@ def test_old_accounts_are_added_to_others_and_nothing_is_lost() -> None:
     records = accounts.records()
     assert len(records) <= 8
     assert sum(record.use.steps for record in records) == 41
-    assert sum(record.bytes_held for record in records) == 5
-    assert {record.program for record in records if record.client == OTHERS} <= {OTHERS}
+    assert sum(record.held_bytes for record in records) == 5
+    assert {record.program for record in records if record.client == REST} <= {REST}
     assert "program39" in {record.program for record in records}
     held.free_all()
-    assert sum(record.bytes_held for record in accounts.records()) == 0
+    assert sum(record.held_bytes for record in accounts.records()) == 0
 
 
 def test_changes_add_up_to_the_accounts_although_some_were_added_to_others() -> None:
@@ -254,7 +256,7 @@ def test_changes_add_up_to_the_accounts_although_some_were_added_to_others() -> 
                 total.add(record.use)
     assert accounts.take_changes() == ()
     (whole,) = summed(accounts.records(), ())
-    assert whole.use == total == Use(device_seconds=6.0, steps=12, bytes_made=36)
+    assert whole.use == total == Use(device_seconds=6.0, steps=12, result_bytes=36)
 
 
 # Tables.
@@ -263,7 +265,7 @@ def test_changes_add_up_to_the_accounts_although_some_were_added_to_others() -> 
 def test_the_table_sums_over_other_keys() -> None:
     records = [
         AccountRecord("ann", "train", "island0", Use(1.5, 3, waited={"share": 1.0}), 1024, 1024),
-        AccountRecord("ann", "", "island0", Use(bytes_moved=2048), 512, 512),
+        AccountRecord("ann", "", "island0", Use(moved_bytes=2048), 512, 512),
         AccountRecord("bob", "eval", "island1", Use(4.0, 1, failures=1)),
     ]
     assert account_table(records, ("client",)).splitlines() == [
