@@ -378,4 +378,5 @@ def test_a_program_above_its_quota_gets_a_status_and_goes_on(tmp_path: Path) -> 
         accounts = json.loads(cluster("accounts", "lab", "--json").stdout)
         (steps,) = [each for each in accounts if each["program"] == "jit__lambda"]
         assert (steps["client"], steps["use"]["failures"] >= 1, steps["held_bytes"]) == ("ann", True, 0)
-        assert steps["use"]["result_bytes"] == 3 << 20
+        # The second step above the quota may run after a free.
+        assert steps["use"]["result_bytes"] in (3 << 20, 4 << 20)
