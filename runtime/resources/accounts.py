@@ -28,6 +28,8 @@ class Use(msgspec.Struct):
     Attributes:
       device_seconds: the seconds for which steps had the devices of the island.
       steps: the number of steps and calls of functions that ended there.
+      last: the number of these that ended last there, of all their islands; the sum over islands is the
+        number of steps.
       failures: the number of steps that were refused, or ended with an error or with the island.
       result_bytes: the bytes of the results, all shards together.
       moved_bytes: the bytes that came from the client or from other islands, or that the client has fetched.
@@ -37,6 +39,7 @@ class Use(msgspec.Struct):
 
     device_seconds: float = 0.0
     steps: int = 0
+    last: int = 0
     failures: int = 0
     result_bytes: int = 0
     moved_bytes: int = 0
@@ -46,6 +49,7 @@ class Use(msgspec.Struct):
         """Adds another use to this one."""
         self.device_seconds += other.device_seconds
         self.steps += other.steps
+        self.last += other.last
         self.failures += other.failures
         self.result_bytes += other.result_bytes
         self.moved_bytes += other.moved_bytes
@@ -104,7 +108,7 @@ def account_table(records: Iterable[AccountRecord], by: Sequence[str] = KEYS) ->
             (
                 *(cell or "-" for key, cell in zip(KEYS, _key(record), strict=True) if key in by),
                 duration(use.device_seconds, "s"),
-                str(use.steps),
+                str(use.steps if "island" in by else use.last),
                 str(use.failures),
                 size(use.result_bytes),
                 size(record.held_bytes),

@@ -54,11 +54,19 @@ class SimulatedAccounts:
             self._since[step] = now
 
     def finish(
-        self, step: QueuedStep, island: int, took: float, existing: set[int], *, has_failed: bool
+        self,
+        step: QueuedStep,
+        island: int,
+        took: float,
+        existing: set[int],
+        *,
+        has_failed: bool,
+        is_last: bool,
     ) -> None:
         """Notes that a step is done on an island; `existing` are the arrays that its client has not freed."""
         use = self._use[str(step.client)]
         use.device_seconds += took
+        use.last += is_last
         use.failures += has_failed
         use.moved_bytes += 0 if has_failed else step.uses[island].moved
         for array in step.donates.get(island, ()):
@@ -69,6 +77,7 @@ class SimulatedAccounts:
         """Notes that a call has ended."""
         assert call.use is not None
         self._use[str(call.client)].moved_bytes += call.use.moved
+        self._use[str(call.client)].last += 1
         self._make(call.client, call.island, call.results, existing)
 
     def _make(self, client: int, island: int, results: Iterable[int], existing: set[int]) -> None:

@@ -676,7 +676,8 @@ class SimulatedSharing:
         self.queues[island].remove(step)
         has_failed = self.state[step] == "fails"
         existing = self.existing(step.client, island)
-        self.accounts.finish(step, island, seconds, existing, has_failed=has_failed)
+        is_last = not any(step in queue for queue in self.queues)
+        self.accounts.finish(step, island, seconds, existing, has_failed=has_failed, is_last=is_last)
         if self.memory is not None:
             self.memory.finish(step, island)
         if not any(step in queue for queue in self.queues):

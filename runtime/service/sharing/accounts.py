@@ -84,12 +84,17 @@ class StepUse(NamedTuple):
     results: tuple[int, ...] = ()
     moved: int = 0
 
-    def count_end(self, took: float, now: float, *, has_failed: bool = False) -> None:
-        """Counts a step that has ended, after it had the devices for `took` seconds."""
+    def count_end(self, took: float, now: float, *, has_failed: bool = False, is_last: bool = True) -> None:
+        """Counts a step that has ended, after it had the devices for `took` seconds.
+
+        Args:
+          is_last: whether it has ended on all its islands now.
+        """
         account = self.account.current()
         account.used = now
         use = account.new
         use.steps += 1
+        use.last += is_last
         use.device_seconds += took
         if has_failed:
             use.failures += 1

@@ -691,7 +691,7 @@ class Scheduler:
         """Counts what a step that is done on an island had of it, and has made there."""
         step, n = done.step, done.island
         use = step.uses[n]
-        use.count_end(done.took, self._now, has_failed=done.has_failed)
+        use.count_end(done.took, self._now, has_failed=done.has_failed, is_last=not step._left)
         if client is not None:
             client._held[n].free(step.donates.get(n, ()))
         if not done.has_failed:

@@ -73,7 +73,7 @@ def test_finished_steps_count_for_their_program() -> None:
     for _ in range(2):
         sharing.finish(sharing.submit(0, 0), took=1.5)
     account = sharing.account("ann")
-    assert account.use == Use(device_seconds=3.0, steps=2, result_bytes=20, moved_bytes=8)
+    assert account.use == Use(device_seconds=3.0, steps=2, last=2, result_bytes=20, moved_bytes=8)
     assert account.held_bytes == 20
 
 
@@ -256,7 +256,7 @@ def test_changes_add_up_to_the_accounts_although_some_were_added_to_others() -> 
                 total.add(record.use)
     assert accounts.take_changes() == ()
     (whole,) = summed(accounts.records(), ())
-    assert whole.use == total == Use(device_seconds=6.0, steps=12, result_bytes=36)
+    assert whole.use == total == Use(device_seconds=6.0, steps=12, last=12, result_bytes=36)
 
 
 # Tables.
@@ -264,9 +264,10 @@ def test_changes_add_up_to_the_accounts_although_some_were_added_to_others() -> 
 
 def test_the_table_sums_over_other_keys() -> None:
     records = [
-        AccountRecord("ann", "train", "island0", Use(1.5, 3, waited={"share": 1.0}), 1024, 1024),
+        AccountRecord("ann", "train", "island0", Use(1.5, 3, 0, waited={"share": 1.0}), 1024, 1024),
+        AccountRecord("ann", "train", "island1", Use(0.0, 3, 3)),
         AccountRecord("ann", "", "island0", Use(moved_bytes=2048), 512, 512),
-        AccountRecord("bob", "eval", "island1", Use(4.0, 1, failures=1)),
+        AccountRecord("bob", "eval", "island1", Use(4.0, 1, 1, failures=1)),
     ]
     assert account_table(records, ("client",)).splitlines() == [
         "  client  device time  steps  failures  made  held     moved  waited",
