@@ -32,11 +32,13 @@ from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import BoundProgram, SplitProgram
+from pathways.runtime.metrics.feed import MetricsFeed
 from pathways.runtime.resources.accounts import AccountRecord
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.client.attaching import Attachment, attach_at
+from pathways.runtime.service.daemon import snapshot_of
 from pathways.runtime.service.protocol.admin import ChangeRequest
 from pathways.runtime.service.protocol.service_messages import decode_for_service
 from pathways.runtime.service.protocol.tokens import ClientTokens, ServiceHandshake
@@ -90,6 +92,7 @@ class ServedIslands:
       weights: the weights of clients, by their names.
       hosts: the number of hosts of each island.
       is_timed: whether their devices are timers; otherwise they are workers with JAX.
+      has_metrics: whether it serves metrics, at `metrics_port`.
       quotas: the bytes that clients may hold on each device, by their names; with any, memory is limited.
     """
 
@@ -100,6 +103,7 @@ class ServedIslands:
         *,
         hosts: int = 1,
         is_timed: bool = True,
+        has_metrics: bool = False,
         quotas: Mapping[str, int] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -112,11 +116,13 @@ class ServedIslands:
                 "weights": weights or {},
                 "is_timed": is_timed,
                 "quotas": quotas or {},
+                "has_metrics": has_metrics,
             }
         )
         self._process = _python("serve", arguments)
         self._clients: list[subprocess.Popen[str]] = []
-        self._timers: list[int] = json.loads(line_of(self._process))
+        self._timers: list[int]
+        self._timers, self.metrics_port = json.loads(line_of(self._process))
 
     def __enter__(self) -> ServedIslands:
         return self
@@ -234,11 +240,20 @@ def serve(arguments: str) -> None:
         make_handshake = functools.partial(ServiceHandshake, tokens, service.admits)
         Acceptor(server, make_handshake, decode_for_service, service.accept)
 
+        feed = None
+        if config["has_metrics"]:
+            take = functools.partial(snapshot_of, "bench", service)
+            feed = MetricsFeed(("127.0.0.1", 0), take)
+            feed.__enter__()
+
         def reply_with_status() -> None:
-            print([] if timers is None else [timers.process.pid], flush=True)
+            pids = [] if timers is None else [timers.process.pid]
+            print(json.dumps([pids, None if feed is None else feed.address[1]]), flush=True)
             for line in sys.stdin:
                 print(msgspec.json.encode(answer_to(service, *line.split())).decode(), flush=True)
             server.shutdown(socket.SHUT_RDWR)
+            if feed is not None:
+                feed.__exit__(None, None, None)
             service.close()
 
         start_thread(reply_with_status, "status")

@@ -20,6 +20,7 @@ from typing import Any
 from _cores import cpu_seconds, idle_seconds
 from _idle import load_idle
 
+from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.cluster.starter import Starter
@@ -40,6 +41,8 @@ from pathways.runtime.hosts.protocol.messages import (
     Pong,
     Purpose,
     Ready,
+    Report,
+    RequestReport,
     Run,
     StepMemory,
 )
@@ -157,6 +160,8 @@ class _Hosts:
 
     def _take(self, number: int, message: object) -> None:
         match message:
+            case RequestReport(request):
+                self._connections[number].send(Report(request, HostReport(0, 0, (), ())))
             case Ping(ping):
                 self._connections[number].send(Pong(ping))
             case Run():

@@ -1,4 +1,4 @@
-"""A cluster that many people share: what quotas and accounts cost, what they count, and what priorities give.
+"""A cluster that many people share: the costs of quotas, accounts and metrics, and the effect of priorities.
 
   python bench/elastic.py [--json PATH] [--only admission]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import override
@@ -191,13 +192,56 @@ def neighbours() -> Iterator[Row]:
     }
 
 
+def scrapes() -> Iterator[Row]:
+    """Measures steps of four clients while the metrics and the page are read ten times a second."""
+    for seconds, most in ((0.003, ">= 0.97"), (0.00033, "-")):
+        with ServedIslands(2) as without, ServedIslands(2, has_metrics=True) as served:
+            rates: dict[str, list[float]] = {"none": [], "scraped": []}
+            for _ in range(ROUNDS):
+                for name, islands in (("none", without), ("scraped", served)):
+                    for n in range(4):
+                        islands.start(f"client{n}", "keep", islands=[[0], [1]], seconds=seconds)
+                    time.sleep(WARM_UP)
+                    rates[name].append(rate_of(islands, 2.0))
+                    islands.end_clients()
+        yield {
+            "case": f"steps of {seconds * 1e3:g} ms, four clients on two islands, 10 scrapes a second",
+            "steps/s": statistics.median(rates["scraped"]),
+            "without": statistics.median(rates["none"]),
+            "ratio": statistics.median(a / b for a, b in zip(rates["scraped"], rates["none"], strict=True)),
+            "to reach": most,
+        }
+
+
+def rate_of(served: ServedIslands, seconds: float) -> float:
+    """Returns the steps of all clients in a second, while metrics are read if there are some."""
+
+    def count() -> int:
+        return sum(record.use.last for record in served.accounts())
+
+    before, began = count(), time.perf_counter()
+    while time.perf_counter() < began + seconds:
+        if served.metrics_port is not None:
+            for path in ("metrics", "") if (time.perf_counter() - began) % 1 < 0.1 else ("metrics",):
+                with urllib.request.urlopen(f"http://127.0.0.1:{served.metrics_port}/{path}") as reply:
+                    reply.read()
+        time.sleep(0.1)
+    return (count() - before) / (time.perf_counter() - began)
+
+
 def steps_of(served: ServedIslands, name: str) -> int:
     """Returns the number of finished steps of a client."""
     return sum(record.use.steps for record in served.accounts() if record.client == name)
 
 
 def main() -> None:
-    parts = {"admission": admission, "priorities": priorities, "accounts": accounts, "neighbours": neighbours}
+    parts = {
+        "admission": admission,
+        "priorities": priorities,
+        "accounts": accounts,
+        "neighbours": neighbours,
+        "scrapes": scrapes,
+    }
     run_parts(parser_of(__doc__).parse_args(), parts)
 
 

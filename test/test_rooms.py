@@ -58,6 +58,7 @@ ROOMS = (
     "runtime.resilience",
     "runtime.resilience.snapshots",
     "runtime.resilience.spares",
+    "runtime.metrics",
     "runtime.service.protocol",
     "runtime.service.sharing",
     "runtime.service.client",
@@ -100,7 +101,7 @@ EXTENSIONS = {
     "traces": ("runtime.traces", "runtime.simulate"),
     "data": ("runtime.data", "compiler.data"),
     "resilience": ("runtime.resilience", "compiler.resilience"),
-    "service": ("runtime.service",),
+    "service": ("runtime.service", "runtime.metrics"),
     "proxy": ("runtime.proxy",),
 }
 """Folders of each extension. The rest is the core: it imports none, and no extension imports another one."""

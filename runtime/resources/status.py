@@ -290,6 +290,7 @@ class ClientStatus:
       priority: its steps come before all steps of clients with a lower one.
       quota: the bytes that its arrays may have on each device; None if it shares a quota, or there is none.
       is_suspended: whether nothing of it is dispatched.
+      held: the bytes that count for its quota on the device where it has most; None if memory is not limited.
     """
 
     name: str
@@ -309,6 +310,7 @@ class ClientStatus:
     priority: int = 0
     quota: int | None = None
     is_suspended: bool = False
+    held: int | None = None
 
     @property
     def share(self) -> str:

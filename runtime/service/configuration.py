@@ -64,6 +64,11 @@ class _ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_limit: _Limit | None = None
 
 
+class _MetricsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    port: Annotated[int, Meta(ge=1, le=65535, description="a port from 1 to 65535")]
+    address: _Text = "127.0.0.1"
+
+
 class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     launcher: Literal["ray", "slurm", "join"] | None = None
     hosts: _Machines | None = None
@@ -80,6 +85,7 @@ class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields
     policy: Policy = "fair"
     ageing: Annotated[float, Meta(gt=0, le=1e6, description="seconds above 0")] = 1.0
     max_clients: _Count | None = None
+    metrics: Annotated[_MetricsTable, Meta(description="a table [metrics]")] | None = None
     clients: dict[str, Annotated[_ClientTable, Meta(description="a table [clients.NAME]")]] = {}
 
 
@@ -95,12 +101,14 @@ class Configuration:
       rules: the rules by which clients share the islands.
       listen: the address and port for clients; None for a socket in the folder of the cluster.
       token: the file with the secret of clients; None for one in that folder.
+      metrics: the address and port of the metrics and the page; None for none.
     """
 
     settings: Settings
     rules: SharingRules = dataclasses.field(default_factory=SharingRules)
     listen: tuple[str, int] | None = None
     token: Path | None = None
+    metrics: tuple[str, int] | None = None
 
 
 def read(path: str) -> Configuration:
@@ -162,6 +170,7 @@ def _configuration(file: _ClusterFile, folder: Path) -> Configuration:
         _rules(file),
         None if file.listen is None else address_of(file.listen),
         None if file.token is None else folder / file.token,
+        None if file.metrics is None else (file.metrics.address, file.metrics.port),
     )
 
 

@@ -29,6 +29,8 @@ from pathways.runtime.hosts.launch.sockets import Address
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
+from pathways.runtime.metrics.feed import MetricsFeed
+from pathways.runtime.metrics.snapshots import Snapshot
 from pathways.runtime.resources.accounts import AccountRecord
 from pathways.runtime.resources.status import ServiceStatus
 from pathways.runtime.resources.threads import start_thread
@@ -199,7 +201,11 @@ def _run(
         secret_of(file)
     # Bound before workers start, so that an address in use is reported at once; clients cannot connect until
     # `listen`, when all are ready.
-    with _bound_socket(folder, configuration.listen) as (server, address):
+    with contextlib.ExitStack() as stack:
+        server, address = stack.enter_context(_bound_socket(folder, configuration.listen))
+        feed = None
+        if configuration.metrics is not None:
+            feed = MetricsFeed(configuration.metrics, lambda: snapshot_of(folder.name, service))
         caller.report(doing=f"{folder}: {start_description(configuration.settings)}")
         service = make(configuration.settings, rules=configuration.rules)
         signals.service = service
@@ -209,7 +215,7 @@ def _run(
             Acceptor(server, make_handshake, decode_handshake, _connection_handler(service, tokens))
             folder.publish(address)
             caller.report(ready=_ready_message(configuration, folder, address))
-            with AccountLog(folder.accounts, service.take_account_changes):
+            with AccountLog(folder.accounts, service.take_account_changes), feed or contextlib.nullcontext():
                 service.serve()
         finally:
             # Closing a socket does not wake a thread in accept(2); shutting it down does.
@@ -218,12 +224,19 @@ def _run(
             service.close()
 
 
+def snapshot_of(cluster: str, service: SharedService) -> Snapshot | None:
+    """Returns a snapshot of a service; None if it does not answer in time."""
+    accounts = service.accounts()
+    return None if accounts is None else Snapshot(cluster, service.status(), accounts)
+
+
 def _ready_message(configuration: Configuration, folder: ClusterFolder, address: Address) -> str:
     islands, hosts = len(configuration.settings.islands), configuration.settings.hosts
+    page = "" if configuration.metrics is None else "; page http://{}:{}/".format(*configuration.metrics)
     remote = "" if isinstance(address, str) else f', or attach="{shown(address)}", token=PATH elsewhere'
     return (
         f"{folder} is up: {islands} islands, {hosts} hosts, process {os.getpid()}; "
-        f'pathways.connect(attach="{folder.name}"){remote}'
+        f'pathways.connect(attach="{folder.name}"){remote}{page}'
     )
 
 

@@ -18,7 +18,7 @@ from pathways.runtime.service.protocol.service_messages import (
     WorkerFacts,
 )
 from pathways.runtime.service.served_client import ServedClient
-from pathways.runtime.service.sharing.memory import DeviceLimits
+from pathways.runtime.service.sharing.memory import ClientMemory, DeviceLimits
 from pathways.runtime.service.sharing.scheduler import ScheduledClient
 
 
@@ -124,7 +124,14 @@ def client_status(
         service.priority,
         quota,
         scheduled.is_suspended,
+        _most_held(scheduled.memory),
     )
+
+
+def _most_held(memory: ClientMemory) -> int | None:
+    """Returns the bytes that a client holds on the device where it has most; None without limits."""
+    limited = [n for n, limit in enumerate(memory.quota.limits) if limit is not None]
+    return max((max(memory.held(n).values(), default=0) for n in limited), default=None)
 
 
 def array_totals(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 NEOVIM = shutil.which("nvim")
 MLIR_OPT = shutil.which("mlir-opt-22")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def _without_command(command: str, name: str) -> Callable[[], str | None]:
@@ -27,6 +28,12 @@ def _without_packages(*names: str) -> Callable[[], str | None]:
 
 def _without_mlir_opt() -> str | None:
     return None if MLIR_OPT else "mlir-opt-22 is not installed; .ci/install-mlir-opt installs it on Debian"
+
+
+def _without_chromium() -> str | None:
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed"
+    return None if CHROMIUM else "chromium is not installed; .ci/install-chromium installs it on Debian"
 
 
 @functools.cache
@@ -80,6 +87,7 @@ def _without_full_device() -> str | None:
 
 
 MISSING: dict[str, Callable[[], str | None]] = {
+    "chromium": _without_chromium,
     "fish": _without_command("fish", "fish"),
     "full device": _without_full_device,
     "gpu": _without_gpu,

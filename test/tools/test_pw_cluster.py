@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,7 @@ def test_pw_cluster_shows_the_status_of_a_cluster(lab, capfd):
                 "priority": 0,
                 "quota": None,
                 "is_suspended": False,
+                "held": None,
             }
         ],
         "spares": None,
@@ -504,3 +506,34 @@ def test_pw_cluster_helps_with_each_command(capfd, command, flags):
 def test_pw_cluster_service_imports_no_jax():
     code = "import sys, pathways.runtime.service.daemon; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_pw_cluster_serves_metrics_and_a_page(folder, capfd, monkeypatch):
+    """A page is there from the start to the end of the cluster; a port that is in use is an error."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        (folder / "page.toml").write_text(f"[metrics]\nport = {port}\n[[islands]]\n")
+        assert pw_cluster.main(["up", f"{folder}/page.toml"]) == 1
+        error = capfd.readouterr().err.splitlines()[-1]
+        assert (
+            error
+            == f"pw-cluster: error: [metrics]: cannot listen at 127.0.0.1:{port}: Address already in use"
+        )
+    assert pw_cluster.main(["up", f"{folder}/page.toml"]) == 0
+    assert f"; page http://127.0.0.1:{port}/" in capfd.readouterr().out
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=10) as reply:
+                served = json.loads(reply.read())
+                break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert pw_cluster.main(["status", "page", "--json"]) == 0
+    status = json.loads(capfd.readouterr().out)
+    assert served.keys() == status.keys()
+    assert served["islands"] == status["islands"]
+    assert pw_cluster.main(["down", "page"]) == 0
+    with socket.create_server(("127.0.0.1", port)):
+        pass

@@ -174,6 +174,9 @@ def test_configuration_has_quotas_of_memory(write):
             "clients: the quotas of clients are 9 GiB together",
         ),
         ("hosts = 1\n[clients.a]\npriority = 101", "clients.a.priority = 101: expected a whole number from"),
+        ("hosts = 1\nmetrics = 9464", "metrics = 9464: expected a table [metrics]"),
+        ("hosts = 1\n[metrics]\nport = 0", "metrics.port = 0: expected a port from 1 to 65535"),
+        ("hosts = 1\n[metrics]\naddress = 'box'", "metrics.port: missing"),
         ("hosts = 1\nageing = 0", "ageing = 0: expected seconds above 0"),
     ],
 )
@@ -259,9 +262,10 @@ def test_configuration_reads_files_of_the_manual(write, tmp_path):
     lab = read(f"{pages.ROOT}/docs/cluster/lab.toml")
     assert [len(island.machines) for island in lab.settings.islands] == [4, 4, 1]
     assert {name: rules.weight for name, rules in lab.rules.clients.items()} == {"training": 3.0}
-    block, quotas = pages.blocks("docs/many_clients.md", "toml")
+    block, quotas, metrics = pages.blocks("docs/many_clients.md", "toml")
     assert read(write(block.text)).settings == Settings((Island(1, 4), Island(1, 4)))
     assert read(write(quotas.text)).rules.max_clients == 3
+    assert read(write(f"hosts = 1\n{metrics.text}")).metrics == lab.metrics == ("127.0.0.1", 9464)
     kubernetes = (pages.ROOT / "docs/cluster/service.yaml").read_text()
     text = kubernetes.partition("lab.toml: |\n")[2].partition("---")[0]
     assert read(write(textwrap.dedent(text))).token == Path("/secrets/token")
