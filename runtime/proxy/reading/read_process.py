@@ -42,7 +42,7 @@ def allowed_seconds(size: int) -> float:
 
 def allowed_wall_seconds(size: int) -> float:
     """Returns the limit of wall-clock time, which is larger since other processes compute, too."""
-    return 6 * allowed_seconds(size)
+    return 20 * allowed_seconds(size)
 
 
 def allowed_bytes(size: int) -> int:
