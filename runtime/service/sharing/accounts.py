@@ -8,6 +8,7 @@ No method waits or reads a clock.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -145,6 +146,8 @@ class Accounts:
     def __init__(self, most: int = MAX_ACCOUNTS) -> None:
         self._most = most
         self._accounts: dict[tuple[str, str, int], Account] = {}
+        # The number of accounts of each client.
+        self._counts: collections.Counter[str] = collections.Counter()
 
     def open(self, client: str, program: str, island: int, now: float) -> Account:
         """Returns the account of a program of a client on an island."""
@@ -152,8 +155,11 @@ class Accounts:
         if account is None:
             account = self._open(client, program, island)
             account.used = now
-            if len(self._accounts) > self._most:
-                self._make_room()
+            if self._counts[client] > max(self._most // 4, 1):
+                # A client with very many programs takes no room from others.
+                self._add_oldest([own for own in self._accounts.values() if own.client == client])
+            while len(self._accounts) > self._most and self._add_oldest(self._accounts.values()):
+                pass
         return account
 
     def records(self) -> tuple[AccountRecord, ...]:
@@ -181,16 +187,23 @@ class Accounts:
         account = self._accounts.get(key)
         if account is None:
             account = self._accounts[key] = Account(*key)
+            self._counts[client] += 1
         return account
 
-    def _make_room(self) -> None:
-        """Adds the accounts that were not used for longest to others, until a quarter is free."""
-        while len(self._accounts) > self._most * 3 // 4:
-            named = [account for account in self._accounts.values() if account.client != REST]
-            if not named:
-                return
-            named.sort(key=lambda account: account.used)
-            for account in named[: len(named) // 4 + 1]:
-                client = account.client if account.program != REST else REST
-                del self._accounts[account.client, account.program, account.island]
-                account.add_to(self._open(client, REST, account.island))
+    def _add_oldest(self, accounts: Iterable[Account]) -> bool:
+        """Adds the quarter of some accounts that was not used for longest to others; returns whether it can.
+
+        An account of a program is added to the rest of its client, and this one to the rest of all.
+        """
+        accounts = [account for account in accounts if account.client != REST]
+        with_programs = {account.client for account in accounts if account.program != REST}
+        # The rest of a client comes last.
+        named = [each for each in accounts if each.program != REST or each.client not in with_programs]
+        named.sort(key=lambda account: account.used)
+        oldest = named[: len(named) // 4 + 1]
+        for account in oldest:
+            client = account.client if account.program != REST else REST
+            del self._accounts[account.client, account.program, account.island]
+            self._counts[account.client] -= 1
+            account.add_to(self._open(client, REST, account.island))
+        return bool(oldest)

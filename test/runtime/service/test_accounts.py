@@ -246,6 +246,18 @@ def test_old_accounts_are_added_to_others_and_nothing_is_lost() -> None:
     assert sum(record.held_bytes for record in accounts.records()) == 0
 
 
+def test_a_client_with_very_many_programs_takes_no_room_from_others() -> None:
+    accounts = Accounts(most=16)
+    for n in range(8):
+        accounts.open(f"client{n}", "train", 0, float(n))
+    for n in range(100):
+        StepUse(accounts.open("ann", f"program{n}", 0, 10.0 + n)).count_end(1.0, 10.0 + n)
+    records = accounts.records()
+    assert sum(record.program == "train" for record in records) == 8
+    assert sum(record.use.steps for record in records if record.client == "ann") == 100
+    assert len(records) <= 13
+
+
 def test_changes_add_up_to_the_accounts_although_some_were_added_to_others() -> None:
     accounts = Accounts(most=3)
     total = Use()
