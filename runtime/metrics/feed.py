@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
+import select
 import socket
 import subprocess
 import sys
@@ -25,6 +27,9 @@ SNAPSHOT_SECONDS = 1.0
 """Seconds between snapshots."""
 
 _BACKLOG = 64
+
+_PATIENCE = 5.0
+"""Seconds for which a helper may not read, or not end."""
 
 log = logging.getLogger("pathways")
 
@@ -86,6 +91,7 @@ class MetricsFeed:
             helper = self._start()
         except OSError as error:
             log.warning("the metrics are not served: %s", error)
+            self._server.close()
             self._done.set()
             return
         has_failed = False
@@ -114,6 +120,7 @@ class MetricsFeed:
         number = self._server.fileno()
         return subprocess.Popen(
             [sys.executable, "-P", "-m", HELPER, str(number)],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[number],
@@ -122,11 +129,20 @@ class MetricsFeed:
 
 
 def _send(helper: subprocess.Popen[bytes], snapshot: Snapshot) -> bool:
-    """Sends a snapshot to the helper; returns whether it has not ended."""
+    """Sends a snapshot to the helper; returns whether it reads, and has not ended."""
     assert helper.stdin is not None
+    pipe, rest = helper.stdin.fileno(), memoryview(msgspec.json.encode(snapshot) + b"\n")
+    os.set_blocking(pipe, False)
+    ready = select.poll()
+    ready.register(pipe, select.POLLOUT)
+    deadline = time.monotonic() + _PATIENCE
     try:
-        helper.stdin.write(msgspec.json.encode(snapshot) + b"\n")
-        helper.stdin.flush()
+        while rest:
+            # A helper that is stopped must not stop the service, too.
+            if not ready.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+                return False
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(pipe, rest) :]
     except OSError:
         return False
     return helper.poll() is None
@@ -139,7 +155,7 @@ def _end(helper: subprocess.Popen[bytes]) -> str:
     with contextlib.suppress(OSError):
         helper.stdin.close()
     try:
-        code = helper.wait(5)
+        code = helper.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
         helper.kill()
         code = helper.wait()

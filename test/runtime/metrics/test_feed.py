@@ -18,6 +18,7 @@ import psutil
 import pytest
 from status_samples import client, snapshot
 
+from pathways.runtime.metrics import feed as feeds
 from pathways.runtime.metrics.feed import HELPER, MetricsError, MetricsFeed
 from pathways.runtime.metrics.snapshots import Snapshot
 
@@ -84,6 +85,21 @@ def test_a_helper_that_is_killed_is_started_again_at_the_same_port(
     wait_until(lambda: helpers() not in ([helper], []))
     wait_until(lambda: get(feed, "/")[0] == 200)
     assert "the helper of the metrics has ended (exit code -9): it is started again" in caplog.text
+
+
+def test_a_helper_that_is_stopped_is_replaced_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "_PATIENCE", 0.3)
+    # Larger than what a pipe holds.
+    large = snapshot(1, clients=tuple(client(f"client{n}") for n in range(1000)))
+    with MetricsFeed(("127.0.0.1", 0), lambda: large, seconds=0.05) as feed:
+        wait_until(lambda: get(feed, "/")[0] == 200)
+        (helper,) = helpers()
+        os.kill(helper, signal.SIGSTOP)
+        wait_until(lambda: helpers() not in ([helper], []))
+        wait_until(lambda: get(feed, "/status.json")[0] == 200)
+        (helper,) = helpers()
+        os.kill(helper, signal.SIGSTOP)
+    assert helpers() == []
 
 
 def test_strangers_at_the_port_delay_nobody(feed: MetricsFeed) -> None:
