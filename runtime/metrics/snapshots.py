@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from pathways.runtime.resources.accounts import AccountRecord
+from pathways.runtime.resources.accounts import REST, AccountRecord
 from pathways.runtime.resources.status import ServiceStatus
 
 STRIP_SECONDS = 60.0
@@ -82,7 +82,9 @@ class History:
         before, self.latest = self.latest, snapshot
         totals: dict[tuple[str, str], float] = collections.defaultdict(float)
         for record in snapshot.accounts:
-            totals[record.client, record.island] += record.use.device_seconds
+            # The rest of all clients gets their accounts long after their steps.
+            if record.client != REST:
+                totals[record.client, record.island] += record.use.device_seconds
         known, self._totals = self._totals, dict(totals)
         if before is None or snapshot.status.time <= before.status.time:
             self._choose_colours()

@@ -18,6 +18,9 @@ claimed its island (`claim`); for memory of the pool."""
 
 WAITS: tuple[Wait, ...] = get_args(Wait)
 
+REST = "(rest)"
+"""The client, or the program, of accounts that were added to others. It is the name of none."""
+
 KEYS = ("client", "program", "island")
 """Keys of accounts."""
 

@@ -82,14 +82,16 @@ class AccountLog:
 
     def _run(self) -> None:
         is_closed = False
-        while not is_closed:
-            is_closed = self._closed.wait(self._seconds)
-            records = self._take_changes()
-            now = time.time()
-            self._lines.write([AccountLine(self._since, now, record) for record in records])
-            self._since = now
-        self._lines.close()
-        self._done.set()
+        try:
+            while not is_closed:
+                is_closed = self._closed.wait(self._seconds)
+                records = self._take_changes()
+                now = time.time()
+                self._lines.write([AccountLine(self._since, now, record) for record in records])
+                self._since = now
+        finally:
+            self._lines.close()
+            self._done.set()
 
 
 class _LineFile(logging.handlers.RotatingFileHandler):

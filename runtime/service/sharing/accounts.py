@@ -12,10 +12,7 @@ import collections
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pathways.runtime.resources.accounts import AccountRecord, Use, Wait
-
-REST = "(rest)"
-"""The client, or the program, of accounts that were added to others. It is the name of none."""
+from pathways.runtime.resources.accounts import REST, AccountRecord, Use, Wait
 
 MAX_ACCOUNTS = 4096
 """Number of accounts above which some are added to others."""

@@ -9,6 +9,7 @@ from status_samples import client, snapshot
 
 from examples import examples
 from pathways.runtime.metrics.snapshots import STRIP_SECONDS, History, held_of
+from pathways.runtime.resources.accounts import REST
 
 ANN, BOB = ("ann", "island0"), ("bob", "island0")
 
@@ -44,6 +45,11 @@ def test_clients_keep_their_colours_and_leave_them_to_others():
     assert seen.colours == {"bob": 1}
     seen.add(snapshot(70, {ANN: 0.5, BOB: 40.0}, clients=(client("cid"),)))
     assert seen.colours == {"bob": 1, "cid": 0}
+
+
+def test_accounts_that_were_added_to_others_are_no_use_now():
+    seen = history(snapshot(0, {ANN: 5.0}), snapshot(1, {(REST, "island0"): 5.0}))
+    assert seen.shares("island0") == {}
 
 
 def test_an_earlier_snapshot_is_the_latest_only():
