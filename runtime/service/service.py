@@ -214,8 +214,21 @@ class Service:
         return self._compute(self._scheduler.accounts.records, None)
 
     def take_account_changes(self) -> tuple[AccountRecord, ...]:
-        """Returns the use of islands since the last call; nothing if the dispatch thread does not answer."""
-        return self._compute(self._scheduler.accounts.take_changes, ())
+        """Returns the use of islands since the last call, however long the dispatch thread takes."""
+        take = self._scheduler.accounts.take_changes
+        if self._ended.is_set():
+            return take()
+        changes: tuple[AccountRecord, ...] | None = None
+        taken: queue.SimpleQueue[tuple[AccountRecord, ...]] = queue.SimpleQueue()
+        self._loop.post(lambda: taken.put(take()))
+        while changes is None:
+            # Nobody else would get what the dispatch thread takes late.
+            has_ended = self._ended.is_set()
+            try:
+                changes = taken.get(timeout=REPORT_SECONDS)
+            except queue.Empty:
+                changes = take() if has_ended else None
+        return changes
 
     def revoke(self, name: str) -> None:
         """Disconnects the client of a name if it has attached with a token of this name."""
