@@ -21,6 +21,9 @@ WAITS: tuple[Wait, ...] = get_args(Wait)
 REST = "(rest)"
 """The client, or the program, of accounts that were added to others. It is the name of none."""
 
+MAX_BYTES = (1 << 63) - 1
+"""Largest number of bytes of a record, which encoders accept. Clients declare sizes, and may declare any."""
+
 KEYS = ("client", "program", "island")
 """Keys of accounts."""
 
@@ -49,13 +52,13 @@ class Use(msgspec.Struct):
     waited: dict[str, float] = msgspec.field(default_factory=dict)
 
     def add(self, other: Use) -> None:
-        """Adds another use to this one."""
+        """Adds another use to this one; bytes up to `MAX_BYTES`."""
         self.device_seconds += other.device_seconds
         self.steps += other.steps
         self.last += other.last
         self.failures += other.failures
-        self.result_bytes += other.result_bytes
-        self.moved_bytes += other.moved_bytes
+        self.result_bytes = min(self.result_bytes + other.result_bytes, MAX_BYTES)
+        self.moved_bytes = min(self.moved_bytes + other.moved_bytes, MAX_BYTES)
         for why, seconds in other.waited.items():
             self.waited[why] = self.waited.get(why, 0.0) + seconds
 
@@ -67,7 +70,7 @@ class AccountRecord(msgspec.Struct, frozen=True):
       client: the name of the client.
       program: the name of the program or function; empty for arrays that the client sends or fetches.
       island: the name of the island.
-      use: what it had, since the start of the service unless the context says otherwise.
+      use: the use since the start of the service; in changes, since the changes before.
       held_bytes: the bytes of its arrays there now, all shards together.
       peak_bytes: the most at a time.
     """
@@ -94,9 +97,9 @@ def summed(records: Iterable[AccountRecord], by: Sequence[str] = KEYS) -> list[A
         use = Use()
         for record in group:
             use.add(record.use)
-        held = sum(record.held_bytes for record in group)
+        held = min(sum(record.held_bytes for record in group), MAX_BYTES)
         # Not necessarily at one time: a bound.
-        most = sum(record.peak_bytes for record in group)
+        most = min(sum(record.peak_bytes for record in group), MAX_BYTES)
         sums.append(AccountRecord(client, program, island, use, held, most))
     return sorted(sums, key=lambda record: (-record.use.device_seconds, *map(str, _key(record))))
 

@@ -183,7 +183,7 @@ class RequestParser:
                 host.gang.number,
                 arguments=(fetch.array,),
                 sent=sent,
-                moved=fetch.size,
+                moved=max(fetch.size, 0),
                 what=relayed,
             )
         ]

@@ -222,7 +222,7 @@ class Service:
         taken: queue.SimpleQueue[tuple[AccountRecord, ...]] = queue.SimpleQueue()
         self._loop.post(lambda: taken.put(take()))
         while changes is None:
-            # Nobody else would get what the dispatch thread takes late.
+            # Nobody else would get the changes of a dispatch thread that is late.
             has_ended = self._ended.is_set()
             try:
                 changes = taken.get(timeout=REPORT_SECONDS)
@@ -569,7 +569,7 @@ class Service:
         """Changes the rules of a client, in the dispatch thread; returns why not, if it does not."""
         name, client = request.name, self._admission.find(request.name)
         if client is None and not self._book.is_named(name):
-            return f"there is no client {name!r}, and the file of the cluster does not name it"
+            return f"no client {name!r} is connected, and the file of the cluster names none"
         if request.memory is not None:
             if not self._limits:
                 return "no island of the cluster has device_memory, which quotas are a part of"

@@ -158,6 +158,6 @@ def test_rules_change_while_a_client_is_attached(service: ServiceInThreads, ann:
     assert why is not None
     assert why.startswith("the quotas of clients are 13 MiB together, more than the 16 MiB of a device")
     assert service.service.change_client(ChangeRequest("dee", weight=2.0)) == (
-        "there is no client 'dee', and the file of the cluster does not name it"
+        "no client 'dee' is connected, and the file of the cluster names none"
     )
     assert service.service.change_client(ChangeRequest("ann", memory=4 * MIB)) is None

@@ -82,7 +82,7 @@ class SimulatedClient:
 class SimulatedMemory:
     """Memory of the devices of islands, as workers use it: arrays live until no step in flight needs them.
 
-    Clients 0 and 1 have quotas; the others have one each, or share what is left.
+    Clients 0 and 1 have quotas; each other client has one, or all share the rest.
 
     Attributes:
       sizes: the bytes of each array on the devices of its island.

@@ -36,7 +36,7 @@ log = logging.getLogger("pathways")
 
 
 class AccountLine(msgspec.Struct, frozen=True):
-    """Line of the log: what a program of a client had of an island between two times.
+    """Line of the log: use of an island by a program of a client between two times.
 
     Attributes:
       since: the begin of this time, in seconds since the epoch.
@@ -103,7 +103,7 @@ class _LineFile(logging.handlers.RotatingFileHandler):
         self._problem: BaseException | None = None
 
     def write(self, lines: Sequence[AccountLine]) -> None:
-        """Writes lines, after those that could not be written before."""
+        """Writes lines, after earlier lines that could not be written."""
         self._pending += [msgspec.json.encode(line).decode() for line in lines]
         self._problem = None
         while self._pending and self._problem is None:

@@ -153,7 +153,7 @@ class ReleaseArrays(m.Message, frozen=True):
 
 
 class Collected(m.Message, frozen=True):
-    """Reply to `CollectRequest`: what the client no longer refers to is free by the messages before."""
+    """Reply to `CollectRequest`: the messages before have freed arrays without references."""
 
 
 class SliceRequest(msgspec.Struct, frozen=True):
@@ -362,7 +362,7 @@ class ProgramLoaded(m.Message, frozen=True):
 
 
 class CollectRequest(m.Message, frozen=True):
-    """Request to free what the client no longer refers to, since it exceeds its quota."""
+    """Request to free arrays without references, since the client exceeds its quota."""
 
 
 class StepRefusedNotice(m.Message, frozen=True):

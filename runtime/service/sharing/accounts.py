@@ -1,4 +1,4 @@
-"""Accounts of clients: what the steps of each of their programs had of each island.
+"""Accounts of clients: use of each island by the steps of each of their programs.
 
 They are kept when clients have left, up to a number: then accounts that were not used for long are added to
 one of other programs of their client, and later to one of other clients, so that no use is lost.
@@ -12,7 +12,7 @@ import collections
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pathways.runtime.resources.accounts import REST, AccountRecord, Use, Wait
+from pathways.runtime.resources.accounts import MAX_BYTES, REST, AccountRecord, Use, Wait
 
 MAX_ACCOUNTS = 4096
 """Number of accounts above which some are added to others."""
@@ -63,10 +63,14 @@ class Account:
         self.held += count
         self.peak = max(self.peak, self.held)
 
-    def record(self, use: Use) -> AccountRecord:
-        """Returns a record of a use."""
+    def record(self, *uses: Use) -> AccountRecord:
+        """Returns a record of the sum of some uses."""
+        use = Use()
+        for each in uses:
+            use.add(each)
         island = f"island{self.island}"
-        return AccountRecord(self.client, self.program, island, use, self.held, self.peak)
+        held, peak = min(self.held, MAX_BYTES), min(self.peak, MAX_BYTES)
+        return AccountRecord(self.client, self.program, island, use, held, peak)
 
 
 class StepUse(NamedTuple):
@@ -161,13 +165,7 @@ class Accounts:
 
     def records(self) -> tuple[AccountRecord, ...]:
         """Returns all accounts."""
-        records = []
-        for account in self._accounts.values():
-            use = Use()
-            use.add(account.total)
-            use.add(account.new)
-            records.append(account.record(use))
-        return tuple(records)
+        return tuple(account.record(account.total, account.new) for account in self._accounts.values())
 
     def take_changes(self) -> tuple[AccountRecord, ...]:
         """Returns the accounts that were used since the last call, with their use since then."""

@@ -128,7 +128,7 @@ class ClientMemory:
     """Arrays of a client by their memory.
 
     Args:
-      quota: the limit of what it holds.
+      quota: the limit of the bytes that it holds.
     """
 
     def __init__(self, quota: Quota) -> None:
@@ -138,7 +138,7 @@ class ClientMemory:
         self._in_flight: list[collections.deque[_StepInFlight]] = [collections.deque() for _ in range(count)]
 
     def fits(self, needs: Mapping[int, StepBytes]) -> bool:
-        """Returns whether what a step makes on its islands fits the quota."""
+        """Returns whether the new arrays of a step fit the quota on its islands."""
         fits = self.quota.fits
         # A loop, where a generator for each step would be another call.
         for island, need in needs.items():  # noqa: SIM110
@@ -147,7 +147,7 @@ class ClientMemory:
         return True
 
     def short_of(self, needs: Mapping[int, StepBytes]) -> list[int]:
-        """Returns the islands on which what a step makes does not fit the quota."""
+        """Returns the islands on which the new arrays of a step do not fit the quota."""
         return [island for island, need in needs.items() if not self.quota.fits(island, need.allocated)]
 
     def is_idle(self, island: int) -> bool:
@@ -162,7 +162,7 @@ class ClientMemory:
         results: Mapping[int, Sequence[int]],
         donates: Mapping[int, Sequence[int]],
     ) -> None:
-        """Charges a dispatched step for what it makes."""
+        """Charges a dispatched step for its new arrays."""
         for island, need in needs.items():
             self.quota.add(island, need.allocated)
             arrays = self._arrays[island]
@@ -180,7 +180,7 @@ class ClientMemory:
             self._in_flight[island].append(_StepInFlight(step, need.allocated, new, consumed, []))
 
     def finish(self, step: object, island: int) -> None:
-        """Frees what a step that is done on an island has consumed, and what was to be free after it."""
+        """Frees arrays that a step has consumed which is done on an island, and arrays that it has kept."""
         steps = self._in_flight[island]
         found = next((each for each in steps if each.key is step), None)
         if found is None:
@@ -232,7 +232,7 @@ class ClientMemory:
         self._in_flight[island].clear()
 
     def leave_shared(self, quota: Quota) -> None:
-        """Gives the client a quota of its own, which it has shared with others so far."""
+        """Gives a client that has shared a quota one of its own."""
         for island in range(len(self._arrays)):
             held = tuple(self.held(island).items())
             self.quota.add(island, held, -1)
@@ -240,7 +240,7 @@ class ClientMemory:
         self.quota = quota
 
     def held(self, island: int) -> dict[int, int]:
-        """Returns the bytes that it holds on each device of an island, with those that its steps make."""
+        """Returns the bytes of its arrays, and of new arrays of its steps, on each device of an island."""
         total: collections.Counter[int] = collections.Counter()
         allocated = [step.allocated for step in self._in_flight[island] if not step.is_done]
         for of_devices in [*allocated, *self._charged(island)]:
@@ -276,7 +276,7 @@ class SharedMemory:
     Args:
       islands: the memory of each island; None where it is not limited.
       quotas: the quotas of named clients, in bytes of each device.
-      default: the quota of each client without one; None if these share what the others leave.
+      default: the quota of each client without one; None if these share the rest.
       clients: the most clients without one that the default is for.
 
     Raises:

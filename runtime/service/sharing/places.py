@@ -154,7 +154,7 @@ class Places:
     def change_client(self, number: int, weight: float, priority: int) -> None:
         """Sets the weight and the priority of a client."""
         service = self.services[number]
-        # What it had is the same, and its weight counts from now on.
+        # Its service so far stays the same, and its weight counts from now on.
         service.served = [
             island.virtual + (served - island.virtual) * service.weight / weight
             for island, served in zip(self.islands, service.served, strict=True)
@@ -307,7 +307,7 @@ class Places:
                 skipped.append(heapq.heappop(island.ready))
                 continue
             obstacle = self._obstacle(step, now)
-            # Steps that were issued before it may have taken what was left of a quota.
+            # Steps that were issued before it may have taken the rest of a quota.
             if self._is_valid(step, token):
                 if obstacle is None:
                     heapq.heappop(island.ready)
@@ -373,7 +373,7 @@ class Places:
         return True
 
     def _fits_pools(self, step: QueuedStep) -> bool:
-        """Returns whether the temporaries of a step fit beside the ones of the steps in flight."""
+        """Returns whether the temporaries of a step fit beside the temporaries of steps in flight."""
         for n, need in step.memory.items():
             island = self.islands[n]
             if island.pool is None:

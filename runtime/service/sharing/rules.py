@@ -21,7 +21,7 @@ class ClientRules:
     Attributes:
       weight: its share of contended devices.
       priority: its steps come before all steps of clients with a lower one.
-      memory: the bytes that its arrays may have on each device; None for a share of what other quotas leave.
+      memory: the bytes that its arrays may have on each device; None for a share of the rest.
       is_suspended: whether nothing of it is dispatched.
       step_limit: the seconds that a step of it may run; None for any time.
     """
@@ -40,7 +40,7 @@ class SharingRules:
     Attributes:
       policy: which client's step is next: by device time and weight, or in the order of calls.
       ageing: the seconds after which the priority of a waiting step rises by one.
-      clients: the rules of named clients; those of `ANY` hold for each other one.
+      clients: the rules of named clients; the rules of `ANY` hold for each other client.
       max_clients: the most clients at a time that the file does not name; None for any number.
       islands: the memory of the devices of each island, None where it is not limited; empty without limits.
     """

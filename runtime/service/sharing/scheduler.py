@@ -27,7 +27,7 @@ same time, up to a round trip: until its last island is free it blocks the other
 The steps of a client with a higher priority come before all others; a waiting one rises, see `Places.age`.
 
 A step is ready only when the arrays that it makes fit the quota of its client. Where they do not, and no step
-of the client in flight could free memory there, the client is requested to free what it no longer refers to,
+of the client in flight could free memory there, the client is requested to free arrays without references,
 and then the step is refused, see `memory.py`. A ready step waits for its temporaries to fit the pool of its
 islands as it waits for places.
 
@@ -118,7 +118,7 @@ class ScheduledClient:
         self._denied: dict[tuple[int, int], str] = {}
         # The islands on which a call waits until it is resumed.
         self._stopped: set[int] = set()
-        # Whether it was requested to free what it no longer refers to, and has.
+        # Whether it was requested to free arrays without references, and has.
         self._collecting: Literal["no", "asked", "done"] = "no"
 
     @property
@@ -138,7 +138,7 @@ class Scheduler:
 
     Attributes:
       clients: the connected clients, by their numbers.
-      accounts: the use of islands by clients, also by those that have left.
+      accounts: the use of islands by clients, also by clients that have left.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class Scheduler:
         return array in item.sent and array not in client._arrays[item.island] and key not in client._denied
 
     def _free(self, client: ScheduledClient, island: int, arrays: Sequence[int]) -> tuple[int, ...]:
-        """Frees arrays of a client; returns those that exist."""
+        """Frees arrays of a client; returns the numbers of existing ones."""
         existing = client._arrays[island]
         frees = tuple([number for number in arrays if number in existing])
         existing.difference_update(frees)
@@ -450,7 +450,7 @@ class Scheduler:
         """Decides about the steps and the array of a client that did not fit its quota.
 
         Those that fit go on. The others wait for steps of the client in flight; without any, the client frees
-        what it no longer refers to, and then they are refused.
+        arrays without references, and then they are refused.
         """
         memory = client.memory
         offer = client._offer
@@ -688,7 +688,7 @@ class Scheduler:
             self._sort_again(client, step.islands)
 
     def _count_use(self, client: ScheduledClient | None, done: IslandStepDone) -> None:
-        """Counts what a step that is done on an island had of it, and has made there."""
+        """Counts the use of an island by a step that is done there, and its results."""
         step, n = done.step, done.island
         use = step.uses[n]
         use.count_end(done.took, self._now, has_failed=done.has_failed, is_last=not step._left)

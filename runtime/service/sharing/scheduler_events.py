@@ -45,7 +45,7 @@ class QueuedStep(Step):
       starts: for each of its islands, how often workers were started before its own.
       is_foreign: whether its program is one of an extension, whose clients run many programs a few times
         each: the first steps of one have the estimate of the client.
-      memory: the memory that it needs on those of its islands where memory is limited.
+      memory: the memory that it needs on each of its islands where memory is limited.
       identity: the identity of its program, which is charged with the losses that it causes.
       uses: its use of each of its islands, for the accounts of its client.
     """
@@ -255,7 +255,7 @@ class ArrayOffered(msgspec.Struct, frozen=True):
 
 
 class MemoryCollected(msgspec.Struct, frozen=True):
-    """Reply of a client to `CollectMemory`: it has freed what it no longer refers to."""
+    """Reply of a client to `CollectMemory`: it has freed arrays without references."""
 
     client: int
 
@@ -364,7 +364,7 @@ class RefuseStep(Effect, msgspec.Struct, frozen=True):
 
 
 class CollectMemory(Effect, msgspec.Struct, frozen=True):
-    """Request to a client that exceeds its quota to free what it no longer refers to."""
+    """Request to a client that exceeds its quota to free arrays without references."""
 
     client: int
 

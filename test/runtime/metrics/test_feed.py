@@ -89,7 +89,7 @@ def test_a_helper_that_is_killed_is_started_again_at_the_same_port(
 
 def test_a_helper_that_is_stopped_is_replaced_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "_PATIENCE", 0.3)
-    # Larger than what a pipe holds.
+    # Larger than the buffer of a pipe.
     large = snapshot(1, clients=tuple(client(f"client{n}") for n in range(1000)))
     with MetricsFeed(("127.0.0.1", 0), lambda: large, seconds=0.05) as feed:
         wait_until(lambda: get(feed, "/")[0] == 200)

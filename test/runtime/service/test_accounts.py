@@ -11,7 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pathways.runtime.resources.accounts import AccountRecord, Use, account_table, summed, waited_text
+from pathways.runtime.resources.accounts import (
+    MAX_BYTES,
+    AccountRecord,
+    Use,
+    account_table,
+    summed,
+    waited_text,
+)
 from pathways.runtime.service.protocol import account_log
 from pathways.runtime.service.protocol.account_log import AccountLine, AccountLog
 from pathways.runtime.service.sharing.accounts import REST, Accounts, HeldArrays, StepUse
@@ -269,6 +276,18 @@ def test_changes_add_up_to_the_accounts_although_some_were_added_to_others() -> 
     assert accounts.take_changes() == ()
     (whole,) = summed(accounts.records(), ())
     assert whole.use == total == Use(device_seconds=6.0, steps=12, last=12, result_bytes=36)
+
+
+def test_sizes_that_clients_invent_can_be_encoded() -> None:
+    accounts = Accounts()
+    for n in range(4):
+        use = StepUse(accounts.open("ann", f"program{n}", 0, 0.0), (1 << 62,) * 3, 1 << 63)
+        use.count_end(1.0, 0.0)
+        HeldArrays().add(n, use.account, 1 << 64)
+    assert len(msgspec.json.encode(summed(accounts.records(), ()))) > 0
+    assert len(msgspec.msgpack.encode(accounts.take_changes())) > 0
+    (whole,) = summed(accounts.records(), ())
+    assert whole.use.moved_bytes == whole.held_bytes == MAX_BYTES
 
 
 # Tables.
