@@ -63,6 +63,7 @@ ROOMS = (
     "runtime.service.sharing",
     "runtime.service.client",
     "runtime.service.relaying",
+    "runtime.service.served",
     "runtime.service",
     "runtime.proxy.wire",
     "runtime.proxy.arrays",

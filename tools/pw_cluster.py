@@ -26,6 +26,9 @@ _DESCRIPTION = """\
                                                change the rules of a client until the cluster ends
   pw-cluster suspend lab CLIENT                dispatch no step of a client; its arrays stay
   pw-cluster resume lab CLIENT                 go on with a client that is suspended
+  pw-cluster drain lab island0 [--grace 60] [--force]
+                                               take an island out: its clients move to others while they run
+  pw-cluster undrain lab island0               start its workers again
   pw-cluster end lab CLIENT                    end a client, and free all that it owns
   pw-cluster down lab                          end it, with its workers and clients
   pw-cluster logs lab [--follow]               what its service and its workers have written
@@ -36,6 +39,9 @@ with --token. With the token of a client, its holder may attach under its name, 
 all else needs the token of the cluster. Folders of clusters are in $PW_CLUSTERS, by default
 ~/.local/state/pathways/clusters. pw-cluster COMMAND --help lists the flags of a command.
 """
+
+_MAX_GRACE = 1e6
+"""Limit of the seconds of a drain."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +77,8 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
 def make_parser() -> FlagParser:
     """Returns the flags of the tool."""
-    usage = "pw-cluster up|list|status|accounts|run|token|set|suspend|resume|end|down|logs [CLUSTER] [flags]"
+    commands = "up|list|status|accounts|run|token|set|suspend|resume|drain|undrain|end|down|logs"
+    usage = f"pw-cluster {commands} [CLUSTER] [flags]"
     parser = FlagParser("pw-cluster", usage, _DESCRIPTION, library=None)
     up = parser.add_command("up", "FILE [flags]", "Starts the cluster of a file.")
     parser.add_command("list", "", "Lists the clusters that are up.")
@@ -94,6 +101,14 @@ def make_parser() -> FlagParser:
     )
     suspend = parser.add_command("suspend", "CLUSTER CLIENT [flags]", "Dispatches no step of a client.")
     resume = parser.add_command("resume", "CLUSTER CLIENT [flags]", "Goes on with a suspended client.")
+    drain = parser.add_command(
+        "drain",
+        "CLUSTER ISLAND [flags]",
+        "Takes an island out: its clients move to others while they run, and its workers exit.",
+    )
+    undrain = parser.add_command(
+        "undrain", "CLUSTER ISLAND [flags]", "Starts the workers of a drained island again."
+    )
     end = parser.add_command("end", "CLUSTER CLIENT [flags]", "Ends a client, and frees all that it owns.")
     down = parser.add_command("down", "CLUSTER [flags]", "Ends a cluster, with its workers and clients.")
     logs = parser.add_command(
@@ -101,7 +116,7 @@ def make_parser() -> FlagParser:
     )
     up.add_argument("target", metavar="FILE", help="a configuration file, in TOML")
     logs.add_argument("target", metavar="CLUSTER", help="the name of a cluster")
-    for parser_of in (status, accounts, run, token, change, suspend, resume, end, down):
+    for parser_of in (status, accounts, run, token, change, suspend, resume, drain, undrain, end, down):
         parser_of.add_argument("target", metavar="CLUSTER", help="its name, or an address and a port")
         parser_of.add_argument("--token", metavar="FILE", help="a copy of a token of the cluster")
     up.add_argument("--name", metavar="NAME", help="the name of the cluster; default: that of the file")
@@ -143,10 +158,27 @@ def make_parser() -> FlagParser:
         metavar="RULE=VALUE",
         help="weight=4, priority=1 or memory='8 GiB', as in the file of a cluster",
     )
+    for parser_of in (drain, undrain):
+        parser_of.add_argument("island", metavar="ISLAND", help="the name of an island, as in island0")
+    drain.add_argument(
+        "--grace",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="the time after which it leaves, and what is there is lost; default: 60",
+    )
+    drain.add_argument("--force", action="store_true", help="also if slices on it fit nowhere else")
     token.add_argument("-o", dest="output", default="-", metavar="FILE", help="default: standard output")
     token.add_argument("--revoke", action="store_true", help="make all its tokens so far invalid before")
     logs.add_argument("--follow", action="store_true", help="keep following until the cluster ends")
     return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= _MAX_GRACE:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 to {_MAX_GRACE:g} seconds")
+    return seconds
 
 
 if __name__ == "__main__":

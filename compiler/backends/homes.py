@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.backends.replicated import AXIS
 from pathways.compiler.frontend.arguments import ArgumentHome
 from pathways.compiler.frontend.specs import dims_of
+from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources.manager import Binding
@@ -24,6 +26,13 @@ def homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
     Arguments may be arrays, or types with a sharding. One whose rows replicas share is on two or more slices,
     and counts as one that is on none.
     """
+    hosts = controller()
+    # Slices and arrays that move to another island do so while the lock is held.
+    with contextlib.nullcontext() if hosts is None else hosts.order:
+        return _homes_of(leaves)
+
+
+def _homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
     manager = process_cluster.manager()
     islands = {device.id: device.island for device in manager.cluster.devices}
     slices: dict[Hashable, VirtualSlice] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, override
 
 import jax
@@ -15,11 +15,13 @@ from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.frontend import jax_internals
 from pathways.compiler.frontend.arguments import Interface, Signature, is_type
 from pathways.compiler.lower.phases import ProgramError
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.data.relocation import relocate
 from pathways.runtime.hosts.client.array import Array, results_of
 from pathways.runtime.hosts.client.program_loader import ProgramLoader
-from pathways.runtime.hosts.cluster.host import Location
+from pathways.runtime.hosts.client.relocation import relocate
+from pathways.runtime.hosts.cluster.host import HostGang, Location
+from pathways.runtime.hosts.cluster.hosted_program import HostedProgram
 from pathways.runtime.hosts.protocol.host_facts import HostFacts
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.programs import SlicePlace
@@ -27,6 +29,7 @@ from pathways.runtime.hosts.splitting.splitting import SplitError
 from pathways.runtime.local.load import Executable
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.virtual import VirtualSlice
 
 ARRAYS = (Array, jax.Array)
 """Types of arguments that can be deleted."""
@@ -55,15 +58,34 @@ class HostsExecutable(ProgramExecutable):
         signature: Signature,
     ) -> None:
         super().__init__(loader.plan, interface, signature)
-        try:
-            program = loader.load({name: SlicePlace.of(binding) for name, binding in bindings.items()})
-        except SplitError as error:
-            raise ProgramError(str(error)) from None
         self.context = signature.context
         self._loader = loader
         self._session = loader.session
+        # Which of its executables runs depends on the homes of arguments, see `is_at_home`.
+        self._homes = interface.homes
+        self._alive = list(interface.slices.values())
+        self._bindings = dict(bindings)
+        program = self._load()
+        with self._session.order:
+            # Slices may have moved to another island while the program was loaded.
+            while (moved := bind_slices(interface, self.plan)) != self._bindings:
+                self._session.unload(program)
+                self._bindings = moved
+                program = self._load()
+            self._use(program)
+            self._session.programs.add(self)
+
+    def _load(self) -> HostedProgram:
+        """Loads the program for the devices of its slices."""
+        try:
+            return self._loader.load({name: SlicePlace.of(each) for name, each in self._bindings.items()})
+        except SplitError as error:
+            raise ProgramError(str(error)) from None
+
+    def _use(self, program: HostedProgram) -> None:
+        """Makes calls run a loaded program."""
         self._program = program
-        count = len(signature.avals)
+        count = len(self._signature.avals)
         # The location that each argument must have; for each host program, its arguments and their locations.
         self._locations: list[list[Location]] = [[] for _ in range(count)]
         for ports in program.inputs.values():
@@ -74,16 +96,35 @@ class HostsExecutable(ProgramExecutable):
             for island, ports in program.inputs.items()
         }
         # The location of each result, and its index among the results of its host program.
-        self._results: list[list[tuple[Location, int]]] = [[] for _ in interface.out_avals]
+        self._results: list[list[tuple[Location, int]]] = [[] for _ in self.interface.out_avals]
         for ports in program.outputs.values():
             for position, port in enumerate(ports):
                 self._results[port.number].append((port.location, position))
         # The arguments of the last call: a handle with the same aval needs no other check.
         self._avals: list[Any] = [None] * count
-        self._alive = list(interface.slices.values())
-        # Which of its executables runs depends on the homes of arguments, see `is_at_home`.
-        self._homes = interface.homes
-        weakref.finalize(self, self._session.unload, program).atexit = False
+        self._unload = weakref.finalize(self, self._session.unload, program)
+        self._unload.atexit = False
+
+    def runs_on(self, gang: HostGang) -> bool:
+        """See `MovableProgram`."""
+        return gang in self._program.gangs
+
+    def load_for(self, bindings: Mapping[VirtualSlice, Binding]) -> Callable[[], None] | None:
+        """See `MovableProgram`."""
+        own = {
+            name: bindings.get(slice, self._bindings[name]) for name, slice in self.interface.slices.items()
+        }
+        if own == self._bindings:
+            return None
+        places = {name: SlicePlace.of(binding) for name, binding in own.items()}
+        program = self._loader.load(places)
+
+        def use() -> None:
+            self._unload()
+            self._bindings = own
+            self._use(program)
+
+        return use
 
     @property
     @override
@@ -216,9 +257,17 @@ class HostsExecutable(ProgramExecutable):
 
     def execute(self, leaves: Sequence[Array]) -> Any:
         """Runs the plan on arguments that are on their slices."""
-        session, program = self._session, self._program
+        while (results := self._issue(leaves)) is CACHE_MISS:
+            # Its slices have moved to another island since.
+            leaves = [*self._put(dict(enumerate(leaves))).values()]
+        return results
+
+    def _issue(self, leaves: Sequence[Array]) -> Any:
+        """Does what `execute` says; returns `CACHE_MISS` if an argument is elsewhere."""
+        session = self._session
         # Another thread may donate them, too: before this call, which is an error, or after it.
         with session.pool.order:
+            program = self._program
             arguments: dict[int, list[int]] = {}
             producers: list[Step | None] = []
             for island, inputs in self._inputs.items():
@@ -226,7 +275,10 @@ class HostsExecutable(ProgramExecutable):
                 for n, location in inputs:
                     array = leaves[n]
                     number = array.copies.get(location)
-                    numbers.append(array.number_at(location) if number is None else number)
+                    if number is None:
+                        array.check_alive()
+                        return CACHE_MISS
+                    numbers.append(number)
                     producers.append(array.steps.get(numbers[-1], array.step))
             session.wait_for_room(program)
             # Without a handle nothing would free a result.
@@ -238,6 +290,16 @@ class HostsExecutable(ProgramExecutable):
         return self.interface.out_tree.unflatten(results)
 
     def _put(self, leaves: Mapping[int, Any], *, apart: bool = False) -> dict[int, Array]:
+        """Does what `_bring` says, again where the slices have moved to another island meanwhile."""
+        while True:
+            locations = self._locations
+            try:
+                return self._bring(leaves, apart=apart)
+            except HostError:
+                if locations is self._locations:
+                    raise
+
+    def _bring(self, leaves: Mapping[int, Any], *, apart: bool) -> dict[int, Array]:
         """Returns arguments on the hosts that read them; arrays that are there already are not sent.
 
         Args:

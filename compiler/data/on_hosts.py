@@ -16,13 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pathways.compiler.data.editions import edition_with
 from pathways.compiler.frontend import jax_internals
 from pathways.runtime.clusters.connect import controller
-from pathways.runtime.control.records.errors import CallFailedError
+from pathways.runtime.control.records.errors import CallFailedError, HostError
 from pathways.runtime.control.records.step import FunctionCall
 from pathways.runtime.data.batches import InputEnded
-from pathways.runtime.data.relocation import relocate_array
 from pathways.runtime.hosts.client.array import Array, results_of
 from pathways.runtime.hosts.client.calls import call_of, lanes
 from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.client.relocation import relocate_array
 from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
@@ -110,8 +110,21 @@ class FunctionOnHosts(ProcessBound):
 
     def _start(self, hosts: HostSession, leaves: list[Any], text: bytes) -> HostCall:
         assert self.devices is not None
+        while True:
+            bindings = bind(self.devices.replicas, program=self.name)
+            try:
+                return self._start_on(hosts, bindings, leaves, text)
+            except (HostError, KeyError):
+                if bind(self.devices.replicas, program=self.name) == bindings:
+                    raise
+                # The slice has moved to another island meanwhile.
+
+    def _start_on(
+        self, hosts: HostSession, bindings: Mapping[VirtualSlice, Binding], leaves: list[Any], text: bytes
+    ) -> HostCall:
+        """Calls it on the devices of its slices."""
+        assert self.devices is not None
         outputs, structure = self.results()
-        bindings = bind(self.devices.replicas, program=self.name)
         gangs = []
         for slice in self.devices.replicas:
             binding = bindings[slice]
@@ -123,6 +136,8 @@ class FunctionOnHosts(ProcessBound):
         results: list[Any] = []
         # Held from reading the numbers of the arrays to the last call: another thread may donate one of them.
         with hosts.order:
+            for gang, *_ in gangs:
+                gang.life.check_open()
             for gang, binding, taken in gangs:
                 ids = {device.id for device in binding.devices}
                 records = None

@@ -22,6 +22,7 @@ from pathways.runtime.resources.cluster import Cluster
 from pathways.runtime.resources.process_cluster import bound_elsewhere
 from pathways.runtime.service.client import attaching
 from pathways.runtime.service.client.attaching import Attachment, attachment_of
+from pathways.runtime.service.client.island_mover import move_when_drained
 from pathways.runtime.traces.file_trace import start_from_environment
 from pathways.runtime.traces.host_traces import trace_hosts
 from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
@@ -191,7 +192,9 @@ def _connect(requested: Settings | Attachment) -> Cluster:
     if isinstance(requested, Settings):
         started = start_session(requested)
     else:
-        started = with_traces(attaching.attach(requested))
+        attached = attaching.attach(requested)
+        move_when_drained(attached)
+        started = with_traces(attached)
     try:
         cluster = devices.process_cluster.connect(lambda: started.cluster, started.bind)
     except BaseException:

@@ -12,6 +12,7 @@ from pathways.runtime.control.effects import (
     ClientEffect,
     Disconnect,
     Effect,
+    GangDraining,
     GangLeaving,
     GangLost,
     GangReturned,
@@ -20,12 +21,13 @@ from pathways.runtime.control.effects import (
     TerminateGang,
     WakeWaiters,
 )
-from pathways.runtime.control.gang import Draining, Gang, Pausing, Replaced, Running, Terminating
+from pathways.runtime.control.gang import Drained, Draining, Gang, Pausing, Replaced, Running, Terminating
 from pathways.runtime.control.held_failures import HeldFailure, HeldFailures
 from pathways.runtime.control.liveness import Liveness
 from pathways.runtime.control.peer_reports import Peer, PeerReports
 from pathways.runtime.control.records.errors import failed, lost
 from pathways.runtime.control.records.events import (
+    DrainRequested,
     Event,
     ExitOverdue,
     GangDrained,
@@ -40,6 +42,7 @@ from pathways.runtime.control.records.events import (
     PeerUnreachable,
     ReplyReceived,
     RestartDue,
+    ReturnRequested,
     Tick,
 )
 from pathways.runtime.control.records.reports import HostReport
@@ -176,6 +179,12 @@ class ClusterCore(ClusterView[Gang]):
                 if self.gang(event.gang) is not None:
                     self._held.note_exit(event.gang, event.host, now)
                 return []
+            case DrainRequested() | ReturnRequested():
+                # The state may have changed since a user requested it.
+                gang = self.gang(event.gang)
+                state = Running if isinstance(event, DrainRequested) else Drained
+                is_due = gang is not None and isinstance(gang.state, state)
+                return self._handle_gang_event(event, now) if is_due else []
             case _:
                 return self._handle_gang_event(event, now)
 
@@ -183,16 +192,19 @@ class ClusterCore(ClusterView[Gang]):
         gang = self.gang(event.gang)
         if gang is None:
             return []
-        was_open, was_lost, was_dead = gang.problem is None, gang.failure is not None, gang.is_dead()
+        was_open, was_lost, was = gang.problem is None, gang.failure is not None, gang.state_name()
         island = gang.key.island
         effects = gang.handle(event, now)
         if gang.failure is not None:
             # First: the other consequences of a loss may make clients issue steps.
-            if not was_lost or gang.is_dead() > was_dead:
-                effects += self._announce(GangLost(gang.key, gang.failure, gang.is_dead()), now)
+            if not was_lost or gang.state_name() != was:
+                lost_now = GangLost(gang.key, gang.failure, gang.is_dead(), gang.is_out)
+                effects += self._announce(lost_now, now)
             if not was_lost:
                 effects += self._lose_gang(gang, now)
         elif was_open:
+            if isinstance(event, DrainRequested) and gang.leaving is not None:
+                effects += self._announce(GangDraining(gang.key, gang.leaving), now)
             effects += self._close_leaving(gang, now)
         if isinstance(gang.state, Replaced):
             successor = self.gangs[island] = gang.successor(now)
@@ -268,12 +280,12 @@ class ClusterCore(ClusterView[Gang]):
         match gang.state:
             case Pausing(again=again) if now >= again:
                 return self._handle_gang_event(RestartDue(gang.key), now)
-            case Draining(deadline=deadline):
+            case Draining(seconds=seconds, deadline=deadline):
                 unfinished = self.steps.of(gang)
                 if now >= deadline:
                     if not unfinished:
                         return self._handle_gang_event(GangDrained(gang.key), now)
-                    text = f", and was not done with {unfinished[0]} after {gang.grace:.0f} seconds"
+                    text = f", and was not done with {unfinished[0]} after {seconds:.0f} seconds"
                     return self._handle_gang_event(GangDrained(gang.key, text), now)
                 if unfinished or gang.is_delayed():
                     return []

@@ -99,6 +99,14 @@ class AttachGang(Effect):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GangDraining(Effect):
+    """Notice to all clients: workers will leave, and accept steps until clients have moved to others."""
+
+    gang: GangKey
+    why: Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class GangLeaving(Effect):
     """Notice to all clients: workers accept nothing new any more."""
 
@@ -108,11 +116,17 @@ class GangLeaving(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangLost(Effect):
-    """Notice to all clients: workers are lost; `is_dead` tells whether none replace them."""
+    """Notice to all clients: workers are lost.
+
+    Attributes:
+      is_dead: whether no other workers replace them.
+      is_out: whether other workers replace them only if a user requests it.
+    """
 
     gang: GangKey
     why: Failure
     is_dead: bool
+    is_out: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,5 +136,5 @@ class GangReturned(Effect):
     gang: GangKey
 
 
-ClientEffect = GangLeaving | GangLost | GangReturned
+ClientEffect = GangDraining | GangLeaving | GangLost | GangReturned
 """Notices to clients about islands, which their own cores handle, too."""

@@ -3,12 +3,13 @@
 When one of several workers is lost, or fails in a step of all, it is unknown what the others have computed:
 so all of them are lost. The workers that replace them are another gang.
 
-A gang is in one of seven states. `Running` accepts new steps. A gang that is to leave is `Draining`: it
-refuses new steps, and continues until no client waits for it or holds an array of it, or its time is over. A
-client that first moves its state elsewhere may delay that: meanwhile the gang accepts new steps. Then it is
-`Terminating`, and the exit of its processes is no loss. After a loss or an exit it is `Restarting` until
-another gang replaces it, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a
-network that is cut, is retried after a pause, in which the gang is `Pausing`.
+A gang is in one of eight states. `Running` accepts new steps. A gang that is to leave is `Draining`: it
+refuses new steps, and continues until no client waits for it or holds an array of it, or its time is over.
+Clients that first move elsewhere what they have there may delay that: meanwhile the gang accepts new steps.
+Then it is `Terminating`, and the exit of its processes is no loss. After a loss or an exit it is `Restarting`
+until another gang replaces it, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a
+network that is cut, is retried after a pause, in which the gang is `Pausing`. A gang that a user has taken
+out is `Drained` instead, until the user requests that it returns.
 
 `TRANSITIONS` defines the next state for each state and event. All state of a gang is in this file, and
 nothing else changes it.
@@ -25,6 +26,7 @@ from typing import Any
 from pathways.runtime.control.effects import AttachGang, Effect, Log, RequestExit, RestartGang
 from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostLeavingError, lost
 from pathways.runtime.control.records.events import (
+    DrainRequested,
     ExitOverdue,
     GangClosed,
     GangDrained,
@@ -36,6 +38,7 @@ from pathways.runtime.control.records.events import (
     HostLost,
     LeaveRequested,
     RestartDue,
+    ReturnRequested,
 )
 from pathways.runtime.control.records.pending_frees import PendingFrees
 from pathways.runtime.control.records.window import Window
@@ -56,7 +59,8 @@ _PAUSES = (0.5, 1.0, 2.0)
 END_SECONDS = 2.0
 """Seconds that processes may take to exit once they may."""
 
-_SIGNALED = "its process received SIGTERM"
+SIGNALED = "its process received SIGTERM"
+"""Reason why an island leaves whose worker gets the signal."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,12 +73,18 @@ class Draining:
     """State of a gang that leaves: it accepts nothing new once no client delays that.
 
     Attributes:
-      host: the host that received the signal.
-      deadline: when its grace period is over.
+      host: the host that received the signal; the first one if none did.
+      why: the reason, as the end of a sentence.
+      seconds: how long it may take.
+      deadline: when that is over.
+      stays_out: see `DrainRequested`.
     """
 
     host: int
+    why: str
+    seconds: float
     deadline: float
+    stays_out: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,15 +92,18 @@ class Terminating:
     """State of a gang whose processes may exit.
 
     Attributes:
-      host: the host that received the signal.
+      host: see `Draining`.
+      why: see `Draining`.
       left: the hosts whose processes have not exited.
       deadline: when their exits are no longer awaited.
+      stays_out: see `DrainRequested`.
     """
 
     host: int
     why: str
     left: frozenset[int]
     deadline: float
+    stays_out: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,6 +116,7 @@ class Restarting:
       restarts: how often the island was lost in succession without a finished step.
       cut_since: when it was first lost because other hosts did not reach it, without a finished step since.
       tries: the number of failed starts.
+      was_out: whether it was `Drained` before, and is again if it cannot be replaced.
     """
 
     failure: Failure
@@ -110,6 +124,7 @@ class Restarting:
     restarts: int
     cut_since: float | None
     tries: int = 0
+    was_out: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,8 +164,21 @@ class Dead:
     failure: Failure
 
 
-State = Running | Draining | Terminating | Restarting | Pausing | Replaced | Dead
-LostState = Restarting | Pausing | Replaced | Dead
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drained:
+    """State of a gang that has left, and that another one replaces only if a user requests it.
+
+    Attributes:
+      failure: why it is lost.
+      is_terminated: whether its processes have exited, and others know of it.
+    """
+
+    failure: Failure
+    is_terminated: bool = False
+
+
+State = Running | Draining | Terminating | Restarting | Pausing | Replaced | Dead | Drained
+LostState = Restarting | Pausing | Replaced | Dead | Drained
 
 
 @dataclasses.dataclass(slots=True)
@@ -184,6 +212,8 @@ class GangView(abc.ABC):
       leaving: the reason why it leaves, though it is not lost; None while it does not.
       problem: the reason why it accepts nothing new; None while it does. Each call of a program reads it, so
         that it is an attribute, which each change of the state sets.
+      is_draining: whether it will leave, and accepts steps until clients have moved to others.
+      is_out: whether it is lost, and replaced only if a user requests it.
     """
 
     def __init__(self, key: GangKey, hosts: Sequence[int], ahead: int, now: float) -> None:
@@ -197,6 +227,8 @@ class GangView(abc.ABC):
         self.failure: Failure | None = None
         self.leaving: Failure | None = None
         self.problem: Failure | None = None
+        self.is_draining = False
+        self.is_out = False
 
     def __str__(self) -> str:
         return self.name
@@ -222,9 +254,14 @@ class GangView(abc.ABC):
         """Returns whether it is lost, and not replaced."""
 
     def state_name(self) -> str:
-        """Returns its state for users: `running`, `leaving`, `restarting`, or `lost` for good."""
+        """Returns its state for users.
+
+        It is `running`, `draining`, `leaving`, `restarting`, `drained`, or `lost` for good.
+        """
         if self.failure is not None:
-            return "lost" if self.is_dead() else "restarting"
+            return "drained" if self.is_out else "lost" if self.is_dead() else "restarting"
+        if self.is_draining:
+            return "draining"
         return "running" if self.leaving is None else "leaving"
 
     def check(self) -> None:
@@ -290,8 +327,10 @@ class Gang(GangView):
         self.failure = state.failure if isinstance(state, LostState) else None
         self.leaving = None
         if isinstance(state, Draining | Terminating):
-            self.leaving = Failure(HostLeavingError, self._leaves(state.host))
+            self.leaving = Failure(HostLeavingError, self._leaves(state.host, state.why))
         self.problem = None if self.is_delayed() else self.failure or self.leaving
+        self.is_draining = self.is_delayed()
+        self.is_out = isinstance(state, Drained)
 
     def delay_leave(self, count: int) -> None:
         """Adds to the number of `LeaveDelayed` that are not ended; a negative number ends some."""
@@ -332,8 +371,8 @@ class Gang(GangView):
         failure = self.failure
         return failure is not None and failure.kind is ClusterClosedError
 
-    def _leaves(self, host: int) -> str:
-        return f"{self.host_name(host)} is leaving: {_SIGNALED}; its island accepts nothing more"
+    def _leaves(self, host: int, why: str) -> str:
+        return f"{self.host_name(host)} is leaving: {why}; its island accepts nothing more"
 
     def handle(self, event: GangEvent, now: float) -> list[Effect]:
         """Changes to the next state of `TRANSITIONS`, and returns the effects to carry out.
@@ -355,25 +394,39 @@ class Gang(GangView):
     def _stay(self, state: State, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
         return state, []
 
-    def _drain(self, state: Running, event: LeaveRequested, now: float) -> tuple[State, list[Effect]]:
-        draining, seconds = Draining(event.host, now + self.grace), f"for up to {self.grace:.0f} seconds"
+    def _leave_after(self, state: Running, event: LeaveRequested, now: float) -> tuple[State, list[Effect]]:
+        return self._begin_drain(Draining(event.host, SIGNALED, self.grace, now + self.grace))
+
+    def _drain(self, state: Running, event: DrainRequested, now: float) -> tuple[State, list[Effect]]:
+        until, host = now + event.seconds, self.hosts[0] if event.host is None else event.host
+        return self._begin_drain(Draining(host, event.why, event.seconds, until, event.stays_out))
+
+    def _begin_drain(self, draining: Draining) -> tuple[State, list[Effect]]:
+        name, seconds = self.host_name(draining.host), f"for up to {draining.seconds:.0f} seconds"
         if self._delays:
-            name = self.host_name(event.host)
-            text = f"{name} is leaving: {_SIGNALED}; its island goes on {seconds} while training moves off it"
+            text = (
+                f"{name} is leaving: {draining.why}; its island goes on {seconds} while clients move off it"
+            )
         else:
-            text = f"{self._leaves(event.host)}; its arrays can be read {seconds}"
+            text = f"{self._leaves(draining.host, draining.why)}; its arrays can be read {seconds}"
         return draining, [Log(logging.WARNING, text)]
 
+    def _hasten(self, state: Draining, event: LeaveRequested, now: float) -> tuple[State, list[Effect]]:
+        # Another host of the island received the signal, too; or one of an island that is drained.
+        return dataclasses.replace(state, deadline=min(state.deadline, now + self.grace)), []
+
     def _terminate(self, state: Draining, event: GangDrained, now: float) -> tuple[State, list[Effect]]:
-        why = _SIGNALED + event.unfinished
-        return Terminating(state.host, why, frozenset(self.hosts), now + END_SECONDS), [RequestExit(self.key)]
+        why, until = state.why + event.unfinished, now + END_SECONDS
+        hosts = frozenset(self.hosts)
+        return Terminating(state.host, why, hosts, until, state.stays_out), [RequestExit(self.key)]
 
     def _note_exit(self, state: Terminating, event: HostLost, now: float) -> tuple[State, list[Effect]]:
         left = state.left - {event.host}
         return (dataclasses.replace(state, left=left), []) if left else self._leave(state, event, now)
 
     def _leave(self, state: Terminating, event: GangEvent, now: float) -> tuple[State, list[Effect]]:
-        return self._restart(f"{self.host_name(state.host)} has left: {state.why}", now)
+        text = f"{self.host_name(state.host)} has left: {state.why}"
+        return self._stay_out(text) if state.stays_out else self._restart(text, now)
 
     def _lose(self, state: State, event: HostLost, now: float) -> tuple[State, list[Effect]]:
         has_done_a_step = any(pulse.progressed > self._began for pulse in self.pulses.values())
@@ -385,13 +438,30 @@ class Gang(GangView):
             or isinstance(state, Draining)
             or now - self._began > START_SECONDS
         )
+        text = f"{self.host_name(event.host)} is lost: {event.why}"
+        if isinstance(state, Draining) and state.stays_out:
+            return self._stay_out(text)
         restarts, cut_since = (0, None) if is_well else (self._restarts, self._cut_since)
         if event.is_cut:
             # A network that does not heal is bounded by time.
             cut_since = now if cut_since is None else cut_since
         elif not is_well:
             restarts += 1
-        return self._restart(f"{self.host_name(event.host)} is lost: {event.why}", now, restarts, cut_since)
+        return self._restart(text, now, restarts, cut_since)
+
+    def _stay_out(self, text: str) -> tuple[State, list[Effect]]:
+        return Drained(lost(text)), [Log(logging.INFO, text)]
+
+    def _note_termination(
+        self, state: Drained, event: GangTerminated, now: float
+    ) -> tuple[State, list[Effect]]:
+        return dataclasses.replace(state, is_terminated=True), []
+
+    def _return(self, state: Drained, event: ReturnRequested, now: float) -> tuple[State, list[Effect]]:
+        restarting = Restarting(state.failure, now + self._restart_seconds, 0, None, was_out=True)
+        # Otherwise the start begins with the end of the processes.
+        start: list[Effect] = [RestartGang(self.key, START_SECONDS)] if state.is_terminated else []
+        return restarting, [Log(logging.INFO, f"{self.name} returns"), *start]
 
     def _restart(
         self, text: str, now: float, restarts: int = 0, cut_since: float | None = None
@@ -428,6 +498,8 @@ class Gang(GangView):
         return state.before, [RestartGang(self.key, seconds)]
 
     def _give_up(self, state: Restarting, why: str) -> tuple[State, list[Effect]]:
+        if state.was_out:
+            return Drained(state.failure, is_terminated=True), [Log(logging.ERROR, f"{self.name}: {why}")]
         return Dead(lost(f"{state.failure.text}; {why}")), [Log(logging.ERROR, f"{self.name}: {why}")]
 
     def _replace(self, state: Restarting, event: GangStarted, now: float) -> tuple[State, list[Effect]]:
@@ -438,7 +510,7 @@ class Gang(GangView):
         return Dead(self.closed_failure(event.how)), []
 
     def _close_lost(
-        self, state: Restarting | Pausing, event: GangClosed, now: float
+        self, state: Restarting | Pausing | Drained, event: GangClosed, now: float
     ) -> tuple[State, list[Effect]]:
         return Dead(state.failure), []
 
@@ -446,11 +518,11 @@ class Gang(GangView):
 _Act = Callable[[Gang, Any, Any, float], tuple[State, list[Effect]]]
 
 TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
-    (Running, LeaveRequested): Gang._drain,
+    (Running, LeaveRequested): Gang._leave_after,
+    (Running, DrainRequested): Gang._drain,
     (Running, HostLost): Gang._lose,
     (Running, GangClosed): Gang._close,
-    # Another host of the island received the signal, too.
-    (Draining, LeaveRequested): Gang._stay,
+    (Draining, LeaveRequested): Gang._hasten,
     (Draining, GangDrained): Gang._terminate,
     (Draining, HostLost): Gang._lose,
     (Draining, GangClosed): Gang._close,
@@ -469,6 +541,11 @@ TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
     (Pausing, HostLost): Gang._stay,
     (Pausing, RestartDue): Gang._try_again,
     (Pausing, GangClosed): Gang._close_lost,
+    (Drained, LeaveRequested): Gang._stay,
+    (Drained, HostLost): Gang._stay,
+    (Drained, GangTerminated): Gang._note_termination,
+    (Drained, ReturnRequested): Gang._return,
+    (Drained, GangClosed): Gang._close_lost,
     (Dead, LeaveRequested): Gang._stay,
     (Dead, HostLost): Gang._stay,
     # It was closed while it was terminated, or restarted.

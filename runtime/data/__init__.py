@@ -2,5 +2,4 @@
 
 `batches.py` and `checkpoints.py` are the parts of workers, which `compiler.data` calls by name;
 `array_files.py` reads and writes arrays with tensorstore, and `host_files.py` has hosts do so.
-`relocation.py` moves arrays from hosts to hosts.
 """

@@ -223,8 +223,10 @@ class ResilienceCore:
             return []
         # The state of this boundary has a version if that was restored, too.
         if (version := self.table.last_of_step(self._issued)) is not None:
-            # Of one that is lost in part, the next boundary has another one.
-            is_lost = version.is_committed and version.missing_at(self.islands.hosts)
+            # Of one that is lost in part, or of arrays that have moved since, the next boundary has another.
+            used = self.islands.topology.hosts_of(self.islands.topology.islands(self.replicas))
+            has_moved = not {*version.holdings} <= {*used}
+            is_lost = has_moved or (version.is_committed and version.missing_at(self.islands.hosts))
             return [] if is_lost else self._hold(version.key, now)
         if self._issued == self.versions.last_step:
             # It had one that was dropped, and that must not begin again.

@@ -92,6 +92,12 @@ class ResourceManager[S: RequestedSlice]:
         # Reentrant: the garbage collector may run at any time, and call finalizers that need the lock.
         self._lock = threading.RLock()
         self._bound: weakref.WeakKeyDictionary[S, Binding] = weakref.WeakKeyDictionary()
+        # The devices that slices will have instead, when their arrays have moved there.
+        self._planned: weakref.WeakKeyDictionary[S, Binding] = weakref.WeakKeyDictionary()
+        # The slices that programs use together with a slice, and itself.
+        self._partners: weakref.WeakKeyDictionary[S, weakref.WeakSet[S]] = weakref.WeakKeyDictionary()
+        # The islands on which no slice is bound.
+        self._closed: set[str] = set()
 
     def bind(self, slices: Iterable[S], program: str) -> dict[S, Binding]:
         """Binds all slices of a program that have no devices yet; returns the devices of all.
@@ -110,7 +116,89 @@ class ResourceManager[S: RequestedSlice]:
                 self._check_disjoint(distinct, held, program)
             else:
                 self._bound.update(self._choose(distinct, held, program))
+            if any(not self._partners.get(slice, set()).issuperset(distinct) for slice in distinct):
+                self._note_partners(distinct, program)
             return {slice: self._bound[slice] for slice in distinct}
+
+    def _note_partners(self, slices: Sequence[S], program: str) -> None:
+        """Notes that a program uses some slices together."""
+        for slice in slices:
+            self._partners.setdefault(slice, weakref.WeakSet()).update(slices)
+
+    def close_island(self, island: str, *, moves_all: bool) -> dict[S, Binding]:
+        """Binds no slice on an island from now on, and plans where the slices that are there can move.
+
+        Slices that programs use together share no device there, either. Slices that are pinned to devices, or
+        to an island, do not move.
+
+        Args:
+          moves_all: whether it is an error if a slice can move nowhere.
+
+        Returns:
+          The planned devices of each slice that can move, for `move`.
+
+        Raises:
+          ResourceError: a slice can move nowhere; then nothing is changed.
+        """
+        with self._lock:
+            self._closed.add(island)
+            on_island = [slice for slice, binding in self._bound.items() if binding.island == island]
+            movable = [slice for slice in on_island if not slice.pinned and slice.spec.island is None]
+            planned: dict[S, Binding] = {}
+            try:
+                for group in self._groups(movable):
+                    partners = {other for slice in group for other in self._partners.get(slice, ())}
+                    held = {slice: self._bound[slice] for slice in partners if slice in self._bound}
+                    kept = {slice: binding for slice, binding in held.items() if slice not in group}
+                    program = self._bound[group[0]].program
+                    try:
+                        moves = self._choose_free([*kept, *group], kept, program)
+                    except ResourceError:
+                        if moves_all:
+                            raise
+                        continue
+                    self._planned.update(moves)
+                    planned |= moves
+            except ResourceError:
+                self.open_island(island)
+                raise
+            return planned
+
+    def open_island(self, island: str) -> None:
+        """Binds slices on an island again; slices that have not moved off it stay there."""
+        with self._lock:
+            self._closed.discard(island)
+            for slice in list(self._planned):
+                if slice in self._bound and self._bound[slice].island == island:
+                    del self._planned[slice]
+
+    def move(self, bindings: Mapping[S, Binding]) -> None:
+        """Binds slices to other devices, where their arrays are now."""
+        with self._lock:
+            for slice, binding in bindings.items():
+                self._planned.pop(slice, None)
+                if slice in self._bound:
+                    self._bound[slice] = binding
+
+    def planned(self) -> Mapping[S, Binding]:
+        """Returns the devices that slices will have when they have moved."""
+        with self._lock:
+            return dict(self._planned.items())
+
+    def _groups(self, slices: Sequence[S]) -> list[list[S]]:
+        """Returns groups of slices, each with all that programs use together with one of it."""
+        left = dict.fromkeys(slices)
+        groups: list[list[S]] = []
+        while left:
+            group = [next(iter(left))]
+            del left[group[0]]
+            for slice in group:
+                near = [other for other in self._partners.get(slice, ()) if other in left]
+                group += near
+                for other in near:
+                    del left[other]
+            groups.append(group)
+        return groups
 
     def _choose(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> dict[S, Binding]:
         """Returns the devices for those slices of a program that have none yet.
@@ -123,6 +211,15 @@ class ResourceManager[S: RequestedSlice]:
         }
         held = {**held, **pinned}
         self._check_disjoint(slices, held, program)
+        moving = {slice: self._planned.get(slice, binding) for slice, binding in held.items()}
+        return pinned | self._choose_free(slices, moving, program)
+
+    def _choose_free(self, slices: Sequence[S], held: Mapping[S, Binding], program: str) -> dict[S, Binding]:
+        """Returns devices that none of some slices has for the other slices.
+
+        Raises:
+          ResourceError: see `bind`.
+        """
         new = [slice for slice in slices if slice not in held]
         # Those of a given island first, then the largest: the devices that remain still fit the small ones.
         ordered = sorted(new, key=lambda slice: (slice.spec.island is None, -slice.spec.size))
@@ -135,7 +232,7 @@ class ResourceManager[S: RequestedSlice]:
             chosen = self._place_sharing(ordered, held)
         if chosen is None:
             raise ResourceError(self._shortage(slices, held, program))
-        return pinned | {
+        return {
             slice: Binding(tuple(chosen[slice]), slice.spec.shape, slice.spec.axis_names, program)
             for slice in new
         }
@@ -152,7 +249,7 @@ class ResourceManager[S: RequestedSlice]:
             if (platform, number) not in known:
                 raise ResourceError(
                     f"program {program}: {slice.spec.name} needs device {number} of {platform}, which is not "
-                    f"in the cluster ({', '.join(_room(island) for island in self.cluster.islands)})"
+                    f"in the cluster ({', '.join(self._room(island) for island in self.cluster.islands)})"
                 )
         devices = tuple(known[device] for device in slice.pinned)
         islands = dict.fromkeys(device.island for device in devices)
@@ -161,13 +258,22 @@ class ResourceManager[S: RequestedSlice]:
                 f"program {program}: {slice.spec.name} needs devices on {' and '.join(islands)}; a slice "
                 "must be on one island"
             )
+        if (island := next(iter(islands))) in self._closed:
+            raise ResourceError(
+                f"program {program}: {slice.spec.name} needs devices of {island}, which is drained: "
+                "pw-cluster undrain has it return"
+            )
         return Binding(devices, slice.spec.shape, slice.spec.axis_names, program)
 
     def _free(self, bindings: Iterable[Binding]) -> list[list[Device]]:
         """Returns the devices of each island that none of these bindings has."""
         used = {position for binding in bindings for position in binding.positions}
         return [
-            [device for device in island.devices if device.position not in used]
+            [
+                device
+                for device in island.devices
+                if device.position not in used and island.name not in self._closed
+            ]
             for island in self.cluster.islands
         ]
 
@@ -268,7 +374,7 @@ class ResourceManager[S: RequestedSlice]:
         """Returns, for each device, the numbers of slices on it: of the same set, and of all sets."""
         same: collections.Counter[int] = collections.Counter()
         all_: collections.Counter[int] = collections.Counter()
-        for other, binding in self._bound.items():
+        for other, binding in (*self._bound.items(), *self._planned.items()):
             all_.update(binding.positions)
             if other.device_set is slice.device_set:
                 same.update(binding.positions)
@@ -306,11 +412,13 @@ class ResourceManager[S: RequestedSlice]:
         If the cluster is large enough, the message lists the slices that keep the devices. These are slices
         of the program itself: it may share devices with those of other programs.
         """
-        devices, needed = len(self.cluster.devices), sum(slice.spec.size for slice in slices)
+        islands = [island for island in self.cluster.islands if island.name not in self._closed]
+        devices = sum(len(island.devices) for island in islands)
+        needed = sum(slice.spec.size for slice in slices)
         lines = [
             f"program {program}: not enough devices: it needs {needed}, no two of its slices on one device "
             f"({', '.join(_need(slice) for slice in slices)}); there are {devices} "
-            f"({', '.join(_room(island) for island in self.cluster.islands)})"
+            f"({', '.join(self._room(island) for island in self.cluster.islands)})"
         ]
         if needed <= devices:
             lines += [
@@ -326,6 +434,10 @@ class ResourceManager[S: RequestedSlice]:
         if remedy is not None:
             lines.append("  " + remedy.format(count=max(needed, devices + 1)))
         return "\n".join(lines)
+
+    def _room(self, island: DeviceIsland) -> str:
+        """Returns the name of an island with the number of devices that slices may have."""
+        return f"{island.name}: {'drained' if island.name in self._closed else len(island.devices)}"
 
 
 def _homes_of_replicas[S: RequestedSlice](
@@ -389,7 +501,3 @@ def _need(slice: RequestedSlice) -> str:
     return f"{slice.spec.name}: {slice.spec.size}" + (
         "" if slice.spec.island is None else f" on {slice.spec.island}"
     )
-
-
-def _room(island: DeviceIsland) -> str:
-    return f"{island.name}: {len(island.devices)}"

@@ -13,11 +13,11 @@ from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.protocol.messages import CHANNELS, versions
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
-from pathways.runtime.service.island_views import island_facts
 from pathways.runtime.service.protocol import service_messages
 from pathways.runtime.service.protocol.service_messages import AdmissionDenied, Admitted
 from pathways.runtime.service.protocol.tokens import ServiceHandshake
-from pathways.runtime.service.served_client import ServedClient
+from pathways.runtime.service.served.island_views import island_facts
+from pathways.runtime.service.served.served_client import ServedClient
 from pathways.runtime.service.sharing.rules import RuleBook
 
 CONNECT_SECONDS = 10.0

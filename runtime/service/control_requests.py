@@ -44,7 +44,6 @@ from pathways.runtime.hosts.splitting.splitter import ProgramSplitter
 from pathways.runtime.resources.status import SliceStatus
 from pathways.runtime.resources.tables import size
 from pathways.runtime.resources.threads import start_thread
-from pathways.runtime.service.bound_slices import BoundSlices
 from pathways.runtime.service.protocol.service_messages import (
     ForHost,
     FromHost,
@@ -57,7 +56,8 @@ from pathways.runtime.service.protocol.service_messages import (
     ServicePong,
 )
 from pathways.runtime.service.relayed_replies import RelayedRequest
-from pathways.runtime.service.served_client import ServedClient, ServedProgram, step_bytes
+from pathways.runtime.service.served.bound_slices import BoundSlices
+from pathways.runtime.service.served.served_client import ServedClient, ServedProgram, step_bytes
 from pathways.runtime.service.sharing.memory import DeviceLimits, StepBytes, bytes_on
 
 _MAX_LOADING = 64
@@ -107,6 +107,11 @@ class ControlRequestHandler:
     def close(self) -> None:
         """Ends the process that splits programs."""
         self._splitter.close()
+
+    @property
+    def bound_slices(self) -> BoundSlices:
+        """The slices of all clients, with their devices."""
+        return self._slices
 
     def slices(self) -> dict[ServedClient, tuple[SliceStatus, ...]]:
         """Returns the status of the slices of each client that has some."""

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pathways.dialect.errors import PathwaysError
 from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.hosts.launch.launcher_choice import start_description
@@ -45,6 +46,10 @@ from pathways.runtime.service.protocol.admin import (
     ChangeRequest,
     DisconnectReply,
     DisconnectRequest,
+    DrainReply,
+    DrainRequest,
+    ReturnReply,
+    ReturnRequest,
     ShutdownReply,
     ShutdownRequest,
     StatusReply,
@@ -79,6 +84,8 @@ class SharedService(Protocol):
     def disconnect_client(self, name: str) -> bool: ...
     def revoke(self, name: str) -> None: ...
     def change_client(self, request: ChangeRequest) -> str | None: ...
+    def drain(self, request: DrainRequest) -> Iterator[DrainReply]: ...
+    def return_island(self, name: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -330,6 +337,18 @@ def _handle_request(
         case ChangeRequest():
             why = service.change_client(request)
             connection.send(ChangeReply() if why is None else AdminDenied(why))
+        case DrainRequest():
+            try:
+                for reply in service.drain(request):
+                    connection.send(reply)
+            except PathwaysError as error:
+                connection.send(AdminDenied(str(error)))
+        case ReturnRequest():
+            try:
+                service.return_island(request.island)
+                connection.send(ReturnReply())
+            except PathwaysError as error:
+                connection.send(AdminDenied(str(error)))
         case TokenRequest():
             connection.send(_issue_token(service, tokens, request))
         case _:

@@ -12,7 +12,7 @@ from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.protocol.messages import Called, Message
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.service.protocol.service_messages import FromHost, RemoteError, StepRefusedNotice
-from pathways.runtime.service.served_client import ServedCall, ServedClient
+from pathways.runtime.service.served.served_client import ServedCall, ServedClient
 from pathways.runtime.service.sharing.scheduler_events import CallFinished
 
 

@@ -23,7 +23,7 @@ from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.protocol.service_messages import FromHost
 from pathways.runtime.service.relaying.array_sender import FIRST_BYTES, RelayedFetch
-from pathways.runtime.service.served_client import ServedClient
+from pathways.runtime.service.served.served_client import ServedClient
 
 
 @dataclasses.dataclass(eq=False)

@@ -21,6 +21,7 @@ from typing import get_args
 from pathways.runtime.control.cluster_view import REPORT_SECONDS
 from pathways.runtime.control.effects import (
     Effect,
+    GangDraining,
     GangLeaving,
     GangLost,
     GangReturned,
@@ -51,18 +52,19 @@ from pathways.runtime.resources.status import ClientStatus, ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.admission import Admission
 from pathways.runtime.service.control_requests import ControlRequestHandler
-from pathways.runtime.service.island_views import changes_since, client_status, island_facts, island_status
 from pathways.runtime.service.protocol.admin import ChangeRequest
 from pathways.runtime.service.protocol.service_messages import (
     AdmissionDenied,
     Collected,
     CollectRequest,
     FromHost,
+    IslandDrainingNotice,
     IslandLeavingNotice,
     IslandLostNotice,
     IslandReturnedNotice,
     LoadForeignProgram,
     LoadProgram,
+    MoveReport,
     ProgramLoaded,
     QuotaError,
     RemoteError,
@@ -73,8 +75,15 @@ from pathways.runtime.service.relayed_replies import cancel_fetches, cancel_lost
 from pathways.runtime.service.relaying.array_sender import ArraySender, Sender
 from pathways.runtime.service.relaying.incoming_arrays import IncomingArrays
 from pathways.runtime.service.relaying.relayed_traces import RelayedTraces
-from pathways.runtime.service.request_parser import RequestParser
-from pathways.runtime.service.served_client import (
+from pathways.runtime.service.served.island_drains import IslandDrains
+from pathways.runtime.service.served.island_views import (
+    changes_since,
+    client_status,
+    island_facts,
+    island_status,
+)
+from pathways.runtime.service.served.request_parser import RequestParser
+from pathways.runtime.service.served.served_client import (
     ServedCall,
     ServedClient,
     ServedProgram,
@@ -183,6 +192,12 @@ class Service:
             self._limits,
             lambda client: self._scheduler.memory.quota_of(client.name),
         )
+        slices = self._control_requests.bound_slices
+        self._drains = IslandDrains(
+            self._core, core, self._pool, slices, self._admission.clients, self._compute
+        )
+        self.drain, self.return_island = self._drains.drain, self._drains.return_island
+        self.on_leaving = self._drains.on_leaving
         # Effects are carried out by the dispatch thread only, since they have an order among steps.
         self._core.run_effect, self._core.defer = self._act, self._loop.wake
 
@@ -362,13 +377,18 @@ class Service:
                     self.request_disconnect(client, why)
             case StepFailed(failure):
                 self._reports.on_failed(failure)
+            case GangDraining(key, why):
+                for client in [*self._admission.clients.values()]:
+                    moves = self._drains.moves_of(client, key.island)
+                    self._send(client, IslandDrainingNotice(*key, RemoteError.of(why), moves))
             case GangLeaving(key, why):
                 self._broadcast(IslandLeavingNotice(*key, RemoteError.of(why)))
-            case GangLost(key, why, is_dead):
-                self._broadcast(IslandLostNotice(*key, RemoteError.of(why), is_dead))
+            case GangLost(key, why, is_dead, is_out):
+                self._broadcast(IslandLostNotice(*key, RemoteError.of(why), is_dead, is_out))
                 cancel_lost_fetches(self._admission.clients.values())
             case GangReturned(key):
                 gang = self._pool.gangs[key.island]
+                self._control_requests.bound_slices.open_island(gang.name)
                 # First: the new workers cannot know which clients have disconnected meanwhile.
                 self._send_clients(gang)
                 self._broadcast(IslandReturnedNotice(key.island, island_facts(gang)))
@@ -536,6 +556,9 @@ class Service:
             for message in client.steps.read_available():
                 if isinstance(message, Collected):
                     self._events.append(MemoryCollected(client.number))
+                    continue
+                if isinstance(message, MoveReport):
+                    self._events += self._drains.report(client, message)
                     continue
                 for request in self._request_parser.parse(client, message):
                     if isinstance(request, StepRefusedNotice):

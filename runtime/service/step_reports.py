@@ -18,7 +18,7 @@ from pathways.runtime.service.protocol.service_messages import (
     RemoteError,
     StepCutOff,
 )
-from pathways.runtime.service.served_client import ServedClient, ServedStep
+from pathways.runtime.service.served.served_client import ServedClient, ServedStep
 from pathways.runtime.service.sharing.scheduler_events import IslandStepDone
 
 BATCH_SECONDS = 0.001

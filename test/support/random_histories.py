@@ -40,6 +40,8 @@ def random_history(seed: int) -> History:
         shape = dataclasses.replace(shape, sessions=sharing.randint(1, 4))
         for _ in range(sharing.choice((0, 0, 1, 2))):
             acts.append(Act(sharing.uniform(0, SECONDS), "leave session", (sharing.getrandbits(16),)))
+    if shape.sessions and seed % 3 == 0:
+        acts += _drains(random.Random(f"{seed} drains"))
     return History(shape, tuple(sorted(acts, key=lambda act: act.at)), is_calm)
 
 
@@ -107,6 +109,17 @@ def _calls(chance: random.Random, times: list[float]) -> list[Act]:
         at = chance.choice([*times, chance.uniform(0, SECONDS)]) + chance.uniform(0, 0.05)
         on = tuple(chance.getrandbits(16) for _ in range(2 + chance.randint(0, 2)))
         acts.append(Act(at, "call", on, chance.choice((0.0, 0.01, 0.5, 3.0))))
+    return acts
+
+
+def _drains(chance: random.Random) -> list[Act]:
+    """Returns drains of islands, after some of which these return."""
+    acts = []
+    for _ in range(chance.choice((0, 0, 1, 1, 2, 4))):
+        at, island = chance.uniform(0, SECONDS), chance.getrandbits(16)
+        acts.append(Act(at, "drain", (island,), chance.choice((0.0, 0.2, 5.0, 60.0))))
+        if chance.random() < 0.6:
+            acts.append(Act(at + chance.uniform(0, 6), "return", (island,)))
     return acts
 
 

@@ -11,13 +11,14 @@ from simulated_cluster import ClusterShape, SimulatedCluster
 from simulated_messages import SimulatedProgram
 from simulated_sessions import SimulatedSessions
 
-from pathways.runtime.control.gang import Dead, Running
+from pathways.runtime.control.gang import Dead, Drained, Running
 from pathways.runtime.control.records.events import (
     GangKey,
     HostLost,
     LeaveRequested,
     PeerUnreachable,
     ReplyReceived,
+    ReturnRequested,
 )
 from pathways.runtime.control.records.reports import HostReport
 
@@ -113,7 +114,7 @@ class HistoryPlayer:
         if self.clients.count():
             return f"{self.clients.count()} clients wait"
         for gang in self.cluster.core.gangs:
-            if not isinstance(gang.state, Running | Dead):
+            if not isinstance(gang.state, Running | Dead | Drained):
                 return f"{gang} is {gang.state}"
             if isinstance(gang.state, Running):
                 for worker in self.cluster.of_gang[gang.key]:
@@ -139,7 +140,9 @@ class HistoryPlayer:
             assert shown == verdict(step), f"{step} was {shown}, and is {verdict(step)}"
         for gang in core.gangs:
             assert gang.window.blocker() is None, f"the window of {gang} is full"
-            assert isinstance(gang.state, Dead) or not gang.unused.take_all(), f"frees of {gang} are held"
+            assert isinstance(gang.state, Dead | Drained) or not gang.unused.take_all(), (
+                f"frees of {gang} are held"
+            )
         if isinstance(self.clients, SimulatedSessions):
             self.clients.check_end()
         self._check_losses()
@@ -239,6 +242,16 @@ def _leave(player: HistoryPlayer, act: Act) -> None:
     player.cluster.request_exit(_worker(player, act).host)
 
 
+def _drain(player: HistoryPlayer, act: Act) -> None:
+    if isinstance(player.clients, SimulatedSessions):
+        player.clients.drain(act.on[0], act.seconds)
+
+
+def _return(player: HistoryPlayer, act: Act) -> None:
+    gang = player.cluster.core.gangs[act.on[0] % len(player.history.shape.islands)]
+    player.cluster.handle(ReturnRequested(gang.key))
+
+
 def _fail(player: HistoryPlayer, act: Act) -> None:
     _worker(player, act).fails.append("single" if act.on[1] % 3 == 0 else "whole")
 
@@ -299,6 +312,8 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "isolate": _isolate,
     "false report": _report_falsely,
     "leave": _leave,
+    "drain": _drain,
+    "return": _return,
     "fail": _fail,
     "slow": _slow,
     "hang": _hang,
@@ -308,4 +323,7 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "late": _late,
 }
 
-_OF_USERS = {"run", "call", "fetch", "drop", "status", "leave session", "close", "late"}
+_OF_USERS = {
+    *("run", "call", "fetch", "drop", "status"),
+    *("leave session", "drain", "return", "close", "late"),
+}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from simulated_clients import Client, SimulatedClients, SimulatedHandle, verdict
 from simulated_cluster import SimulatedCluster
 from simulated_messages import Call, SimulatedProgram
 
-from pathways.runtime.control.effects import Effect
-from pathways.runtime.control.gang import Gang
+from pathways.runtime.control.effects import Effect, GangDraining, GangLeaving, GangLost
+from pathways.runtime.control.gang import Draining, Gang
 from pathways.runtime.control.records.errors import HostError
+from pathways.runtime.control.records.events import DrainRequested, GangKey
 from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import SESSION_BITS, Step
 from pathways.runtime.service.sharing.places import MAX_UNFINISHED
@@ -20,6 +23,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     CallFinished,
     ClientJoined,
     ClientLeft,
+    ClientMoved,
     DisconnectClient,
     DispatchRequest,
     FreeClientArrays,
@@ -92,6 +96,10 @@ class SimulatedSessions(SimulatedClients):
         # Arrays that depend on spoiled ones.
         self._spoiled: set[int] = set()
         self._pending: dict[int, list[_SubmittedStep | _PendingDispatch]] = {n: [] for n in range(count)}
+        # Islands that a session has moved off.
+        self._moved: set[tuple[int, GangKey]] = set()
+        self._movers: dict[GangKey, frozenset[int]] = {}
+        self._chance = random.Random(f"{cluster.shape.seed} moves")
         cluster.carry_out_for_clients = self._carry_out
         cluster.note_done = self._note_done
         for session in range(count):
@@ -109,6 +117,48 @@ class SimulatedSessions(SimulatedClients):
             request.has_ended = True
         self.cluster.schedule(ClientLeft(session))
 
+    def drain(self, pick: int, seconds: float) -> None:
+        """Drains an island; most sessions move off it."""
+        gang = self.core.gangs[pick % len(self.core.gangs)]
+        movers = frozenset(self.core.scheduler.clients)
+        self.cluster.handle(DrainRequested(gang.key, "drained", seconds, True, movers))
+
+    def _move(self, session: int, gang: Gang) -> None:
+        """Has a session free all that it has on an island, and use it no more."""
+        if session not in self.core.scheduler.clients or gang.failure is not None:
+            return
+        self._moved.add((session, gang.key))
+        for handle in [*self.held]:
+            if handle.gang is gang and self._session_of[handle.number] == session:
+                self.drop(self.held.index(handle))
+        self.cluster.schedule(ClientMoved(session, *gang.key))
+
+    def _check_open(self, key: GangKey) -> None:
+        """Checks that an island accepts steps until all sessions have moved off it, or its time is over."""
+        if isinstance(self.core.gangs[key.island].state, Draining):
+            connected = self._movers.get(key, frozenset()).intersection(self.core.scheduler.clients)
+            left = [session for session in connected if (session, key) not in self._moved]
+            assert not left, f"{key} accepts nothing more, and sessions {left} have not moved"
+
+    def _check_left(self, key: GangKey) -> None:
+        """Checks that an island that all have moved off has left with nothing."""
+        gang = self.core.gangs[key.island]
+        if self.core.movers(key) or not self._was_drained(gang):
+            return
+        self.outcomes["drained with nothing"] += 1
+        assert not self.core.steps.of(gang), f"{gang} has left with {self.core.steps.of(gang)}"
+        kept = [handle.number for handle in self.held if handle.gang is gang]
+        assert not kept, f"{gang} has left with {kept}"
+
+    def _is_over(self, why: str) -> bool:
+        """Returns whether the island that refuses a step does so since its time is over."""
+        leaving = [gang for gang in self.core.gangs if gang.leaving is not None and gang.leaving.text == why]
+        return not any(isinstance(gang.state, Draining) for gang in leaving)
+
+    @staticmethod
+    def _was_drained(gang: Gang) -> bool:
+        return gang.failure is not None and gang.failure.text.endswith("has left: drained")
+
     # Actions of clients, see `SimulatedClients`.
 
     def run(self, program: SimulatedProgram, picks: Sequence[int]) -> Client:
@@ -121,7 +171,8 @@ class SimulatedSessions(SimulatedClients):
         if client.unfinished >= MAX_UNFINISHED:
             yield lambda: client.unfinished < MAX_UNFINISHED
         if self.core.scheduler.clients.get(session) is not client or any(
-            self.core.gangs[island] is not gang for island, gang in gangs.items()
+            self.core.gangs[island] is not gang or (session, gang.key) in self._moved
+            for island, gang in gangs.items()
         ):
             self.outcomes["submitted too late"] += 1
             return
@@ -155,7 +206,8 @@ class SimulatedSessions(SimulatedClients):
         """Requests a call of a function, and waits for its values."""
         gang = self.core.gangs[island % len(self.core.gangs)]
         session = salt % len(self._pending)
-        if gang.problem is not None or session not in self.core.scheduler.clients:
+        has_moved = (session, gang.key) in self._moved
+        if gang.problem is not None or has_moved or session not in self.core.scheduler.clients:
             self.outcomes["call not begun"] += 1
             return
         taken = self._taken(session, {gang.key.island: gang}, picks)[gang.key.island]
@@ -299,10 +351,22 @@ class SimulatedSessions(SimulatedClients):
                 if item.what is not None:
                     item.what.begin(effect)
                     item.what.dispatch = effect
-            case RefuseStep(_SubmittedStep() as step):
+            case RefuseStep(_SubmittedStep() as step, why):
                 step.has_ended = True
+                assert "is leaving: drained" not in why or self._is_over(why), f"{step}: {why}"
             case FreeClientArrays(_, island, arrays):
                 self._free(island, arrays)
+            case GangDraining(key):
+                self._movers[key] = self.core.movers(key)
+                for session in self.core.movers(key):
+                    if self._chance.random() < 0.8:
+                        gang = self.core.gangs[key.island]
+                        move = functools.partial(self._move, session, gang)
+                        self.cluster.time.after(self._chance.uniform(0.0, 1.0), move)
+            case GangLeaving(key):
+                self._check_open(key)
+            case GangLost(key, is_out=True):
+                self._check_left(key)
             case DisconnectClient(number, why):
                 raise AssertionError(f"session {number} is disconnected: {why}")
 

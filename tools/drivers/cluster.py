@@ -37,6 +37,7 @@ _RULES = ("weight", "priority", "memory")
 
 _ANSWER_SECONDS = 30.0
 _END_SECONDS = 60.0
+_START_SECONDS = 600.0
 _PROGRESS_INTERVAL_S = 10.0
 _WATCH_SECONDS = 1.0
 _FOLLOW_SECONDS = 0.2
@@ -54,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
         "set": _set,
         "suspend": _suspend,
         "resume": _resume,
+        "drain": _drain,
+        "undrain": _undrain,
         "end": _end,
         "down": _down,
         "logs": _logs,
@@ -198,6 +201,32 @@ def _change(options: argparse.Namespace, change: admin.ChangeRequest) -> None:
     assert isinstance(reply, admin.ChangeReply)
 
 
+def _drain(options: argparse.Namespace) -> None:
+    island = options.island
+    with _called(options) as service:
+        reply = _request(service, admin.DrainRequest(island, options.grace, options.force))
+        shown: tuple[str, ...] = ()
+        while isinstance(reply, admin.DrainReply) and not reply.is_over:
+            if reply.keepers != shown:
+                shown = reply.keepers
+                for keeper in shown:
+                    print(f"pw-cluster: {island} is drained, still needed by {keeper}", file=sys.stderr)
+            reply = _receive(service)
+    assert isinstance(reply, admin.DrainReply)
+    if reply.keepers:
+        lost = "; ".join(reply.keepers)
+        raise UserError(f"{island} has left after {options.grace:g} s, and lost all of {lost}")
+    print(f"{island} is drained; pw-cluster undrain has it return", file=sys.stderr)
+
+
+def _undrain(options: argparse.Namespace) -> None:
+    with _called(options) as service:
+        service.send(admin.ReturnRequest(options.island))
+        service.set_timeout(_START_SECONDS)
+        reply = _receive(service)
+    assert isinstance(reply, admin.ReturnReply)
+
+
 def _token(options: argparse.Namespace) -> None:
     name = folders.check_name(options.client, "a client")
     file = Path(options.output)
@@ -313,6 +342,14 @@ def _request(service: Connection[Any], request: Message) -> object:
     service.set_timeout(_ANSWER_SECONDS)
     try:
         service.send(request)
+    except ConnectionEnded as error:
+        raise UserError(f"the service does not answer: {error}") from None
+    return _receive(service)
+
+
+def _receive(service: Connection[Any]) -> object:
+    """Returns the next reply of a service; raises UserError if there is none, or the request is denied."""
+    try:
         reply = service.receive()
     except ConnectionEnded as error:
         raise UserError(f"the service does not answer: {error}") from None

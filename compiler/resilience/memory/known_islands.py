@@ -102,6 +102,10 @@ class KnownIslands:
         """Returns the workers of the islands that have some."""
         return [island.gang for island in self.known if island.is_present]
 
+    def leaving(self) -> set[int]:
+        """Returns the islands whose workers leave."""
+        return {n for n, island in enumerate(self.known) if island.gang.life.leaving is not None}
+
     def has_lost(self) -> bool:
         """Returns whether an island is lost that no event was returned for yet."""
         return any(self._change_of(n, island) is Change.LOST for n, island in enumerate(self.known))

@@ -51,6 +51,34 @@ class HostLost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Request that an island is left: it accepts steps until its clients have moved to others.
+
+    Attributes:
+      gang: the workers of the island.
+      why: the reason, as the end of a sentence.
+      seconds: the time after which it leaves, whatever is there.
+      stays_out: whether it has no workers afterwards, until `ReturnRequested`.
+      movers: the numbers of the clients that have something there.
+      host: the host that received a signal to exit; None if none did.
+    """
+
+    gang: GangKey
+    why: str
+    seconds: float
+    stays_out: bool
+    movers: frozenset[int] = frozenset()
+    host: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReturnRequested:
+    """Request that an island that stays out has workers again."""
+
+    gang: GangKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class GangDrained:
     """Notice that a draining island has no step or array that a client needs, or that its time is over.
 
@@ -118,6 +146,8 @@ class GangClosed:
 
 GangEvent = (
     LeaveRequested
+    | DrainRequested
+    | ReturnRequested
     | HostLost
     | GangDrained
     | ExitOverdue

@@ -39,6 +39,12 @@ class PendingFrees[T]:
         reference.thing = thing
         self._held[thing] = reference
 
+    def holders(self) -> list[tuple[object, T]]:
+        """Returns the holders that are alive, each with its thing."""
+        # A copy, in one step of the interpreter: other threads add holders.
+        held = list(self._held.values())
+        return [(holder, each.thing) for each in held if (holder := each()) is not None]
+
     def take_all(self) -> tuple[T, ...]:
         """Returns all things that are no longer held, once."""
         if not self._queue:

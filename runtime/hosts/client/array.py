@@ -129,7 +129,7 @@ class Array:
 
     def is_ready(self) -> bool:
         """Returns whether it has been computed."""
-        self._check_alive()
+        self.check_alive()
         steps = [(self.step_at(where), where) for where in list(self.copies)]
         return all(step is None or self._controller.is_done(step, where) for step, where in steps)
 
@@ -139,12 +139,18 @@ class Array:
         Raises:
           HostError: the computation failed, or a host is lost.
         """
-        self._check_alive()
+        self.check_alive()
         for location, number in list(self.copies.items()):
             step = self.step_at(location)
-            if step is not None:
-                self._controller.wait_for_step(step, location, number)
-            location.gang.life.check()
+            try:
+                if step is not None:
+                    self._controller.wait_for_step(step, location, number)
+                location.gang.life.check()
+            except HostError:
+                if self.copies.get(location) == number:
+                    raise
+                # It has moved off an island that left meanwhile.
+                return self.block_until_ready()
         return self
 
     def delete(self) -> None:
@@ -183,7 +189,7 @@ class Array:
         try:
             return self.copies[location]
         except KeyError:
-            self._check_alive()
+            self.check_alive()
             raise
 
     def put(self, location: Location, value: np.ndarray[Any, Any]) -> None:
@@ -193,6 +199,8 @@ class Array:
           HostError: an island is lost or leaves.
         """
         number = self._controller.take_numbers()
+        sending = location.gang, number
+        self._controller.puts.add(sending)
         try:
             self._controller.put(value, location, number)
             # A copy whose finalizer is not set yet would never be freed.
@@ -204,6 +212,8 @@ class Array:
                 if self.copies.get(location) != number:
                     location.unused.add(number)
             raise
+        finally:
+            self._controller.puts.discard(sending)
 
     def add_copy(self, location: Location, number: int, step: Step | None = None) -> None:
         """Adds a copy at another location, and the step that computes it there, if any."""
@@ -218,7 +228,22 @@ class Array:
             # Each handle owns its copies: its finalizer frees all shards.
             location.unused.add_after(self, number)
 
-    def _check_alive(self) -> None:
+    def prefer(self, location: Location) -> None:
+        """Makes a location that has a copy the first one; the caller holds `order`."""
+        copies = self.copies
+        if next(iter(copies), location) is not location:
+            # Replaced in one step: other threads read it without a lock.
+            self.copies = {location: copies[location], **copies}
+
+    def drop_copy(self, location: Location) -> None:
+        """Frees the copy at a location, of an array that is at another one, too; the caller holds `order`."""
+        # As in `delete`: another thread may have read its number, and not yet sent the fetch.
+        with self._controller.fetching:
+            if (number := self.copies.pop(location, None)) is not None:
+                self.steps.pop(number, None)
+                location.unused.add(number)
+
+    def check_alive(self) -> None:
         if self._deleted:
             raise RuntimeError(f"Array has been deleted with shape={self.dtype.name}{list(self.shape)}.")
 
@@ -231,7 +256,7 @@ class Array:
           RuntimeError: it was deleted.
         """
         with self._lock:
-            self._check_alive()
+            self.check_alive()
             if self._value is None and self._fetches is None:
                 # `fetch` tries again: by then another location may have a copy.
                 with contextlib.suppress(HostError):
@@ -245,22 +270,31 @@ class Array:
           RuntimeError: it was deleted.
         """
         with self._lock:
-            self._check_alive()
+            self.check_alive()
             if self._value is None:
                 # Removed first: after a failure the next call requests again, maybe from other locations.
                 fetches, self._fetches = self._fetches, None
                 data = self._data()
                 if fetches is None:
                     fetches = self._request(data)
-                self._value = receive_blocks(self._controller, data, fetches)
+                try:
+                    self._value = receive_blocks(self._controller, data, fetches)
+                except HostError:
+                    if all(self.is_at(fetch.location) for fetch in fetches):
+                        raise
+                    # It has moved off an island that left meanwhile.
+                    self._value = receive_blocks(self._controller, data, self._request(data))
             return self._value
 
     def _request(self, data: Any) -> list[PendingFetch]:
         """Requests the whole array from its locations."""
-        # In this order: another thread may delete it meanwhile, and leave no copies.
-        copies = list(self.copies)
-        self._check_alive()
-        return request_blocks(self._controller, data, copies, self._copy_at)
+        while True:
+            # In this order: another thread may delete it meanwhile, and leave no copies.
+            copies = list(self.copies)
+            self.check_alive()
+            # A copy that has moved off an island is not found, and its new location is in the list then.
+            with contextlib.suppress(KeyError):
+                return request_blocks(self._controller, data, copies, self._copy_at)
 
     def _copy_at(self, location: Location) -> tuple[int, Step | None]:
         return self.number_at(location), self.step_at(location)
@@ -351,7 +385,7 @@ class Array:
 
     def refuse(self) -> NoReturn:
         """Raises an error for a function of JAX, which needs an array of this process."""
-        self._check_alive()
+        self.check_alive()
         fetch = "jax.random.wrap_key_data(np.asarray(x))" if _is_key(self.aval) else "np.asarray(x)"
         raise ValueError(
             f"{self!r} is not in this process: {fetch} fetches it, and a program that has it as an argument "

@@ -8,8 +8,9 @@ import dataclasses
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, override
+from typing import Any, Protocol, override
 
 import msgspec
 import numpy as np
@@ -37,7 +38,30 @@ from pathways.runtime.hosts.protocol.programs import BoundProgram
 from pathways.runtime.hosts.protocol.shards import cut_shards
 from pathways.runtime.hosts.protocol.wire import ConnectionEnded
 from pathways.runtime.resources.cluster import Cluster
+from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.status import HostStatus, SpareStatus, StepStatus
+from pathways.runtime.resources.virtual import VirtualSlice
+
+
+class MovableProgram(Protocol):
+    """Program that is loaded on hosts, and can be loaded on others while it runs."""
+
+    def runs_on(self, gang: HostGang) -> bool:
+        """Returns whether it has a part on an island."""
+
+    def load_for(self, bindings: Mapping[VirtualSlice, Binding]) -> Callable[[], None] | None:
+        """Loads it for other devices of some slices.
+
+        Args:
+          bindings: the devices of slices that move.
+
+        Returns:
+          Makes calls from now on run there, with `order` held. None if the program has none of the slices.
+
+        Raises:
+          HostError: a host was lost, or cannot compile it.
+        """
+
 
 ShardCutter = Callable[[Sequence[int]], tuple[Sequence[np.ndarray[Any, Any]], tuple[int, ...]]]
 
@@ -57,6 +81,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
       fetching: a lock like `order`, held from reading the number of an array until its fetch is sent. Nothing
         blocks while it is held.
       used: the islands that programs were loaded on, or that functions of the user were called on.
+      programs: the programs of the user that are loaded.
+      puts: the arrays that are being sent, each by the workers of its island and its number.
       waits: the waits for room, see `WindowWaits`.
     """
 
@@ -70,6 +96,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         self.is_multi_host = core.core.has_multi_host_islands
         self.waits = WindowWaits()
         self.used: set[int] = set()
+        self.programs: weakref.WeakSet[MovableProgram] = weakref.WeakSet()
+        self.puts: set[tuple[HostGang, int]] = set()
         self.fetching = threading.Lock()
         self._closed = threading.Event()
 

@@ -56,6 +56,9 @@ class WorkerSink(Protocol):
     def on_called(self, host: WorkerHandle, called: Called) -> None:
         """Handles that a host completed a call; in the thread that runs the loop."""
 
+    def on_leaving(self, host: WorkerHandle) -> None:
+        """Handles that the process of a host received SIGTERM; in the thread that listens to the host."""
+
 
 class WorkerListener:
     """Listener to the workers of a cluster.
@@ -194,7 +197,10 @@ class WorkerListener:
             case PeerLost() | PeerFound():
                 self._on_peer(host, message)
             case Leaving():
-                self._core.handle(LeaveRequested(host.gang.life.key, host.index))
+                if self._sink is not None:
+                    self._sink.on_leaving(host)
+                else:
+                    self._core.handle(LeaveRequested(host.gang.life.key, host.index))
             case Message() if handle := self.handlers.get(type(message)):
                 handle(host, message)
             case _:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.data.relocation import relocate
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.host_session import HostSession
+from pathways.runtime.hosts.client.relocation import relocate
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.proxy.arrays.array_engine import ArrayEngine

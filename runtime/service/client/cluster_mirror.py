@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import override
 
 from pathways.runtime.control.cluster_view import ClusterView
-from pathways.runtime.control.effects import Effect, GangLeaving, GangLost, GangReturned
+from pathways.runtime.control.effects import Effect, GangDraining, GangLeaving, GangLost, GangReturned
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.events import GangClosed, GangKey, ReplyReceived, Tick
@@ -38,23 +38,42 @@ class MirroredGang(GangView):
 
     @override
     def is_replaced_soon(self) -> bool:
-        return self.failure is not None and not self._is_dead
+        return self.failure is not None and not self._is_dead and not self.is_out
 
     @override
     def is_dead(self) -> bool:
         return self._is_dead
 
+    def _drain(self, *, is_moved: bool, why: Failure) -> None:
+        if self.problem is None:
+            self.is_draining = True
+            self.leaving = why if is_moved else self.leaving
+
     def _leave(self, why: Failure) -> None:
         if self.problem is None:
             self.leaving = self.problem = why
+            self.is_draining = False
 
-    def _lose(self, failure: Failure, is_dead: bool) -> None:
+    def _lose(self, failure: Failure, is_dead: bool, is_out: bool = False) -> None:
         self.problem = self.failure = self.failure or failure
         self.leaving = None
+        self.is_draining = False
         self._is_dead = self._is_dead or is_dead
+        self.is_out = is_out
 
 
 # Reports of the service.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IslandMoved:
+    """Notice of this process that all has moved off a drained island that could.
+
+    Until `GangLeaving` the island accepts steps.
+    """
+
+    gang: GangKey
+    why: Failure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,6 +110,8 @@ class ServiceLost:
 
 ServiceEvent = (
     GangClosed
+    | IslandMoved
+    | GangDraining
     | GangLeaving
     | GangLost
     | GangReturned
@@ -152,12 +173,15 @@ class ClusterMirror(ClusterView[MirroredGang]):
                 return [] if request is None else self._complete(request, now)
             case Tick():
                 return [*self._expire(now), *self._check_stalls(now)]
+            case GangDraining() | IslandMoved():
+                if (gang := self.gang(event.gang)) is not None:
+                    gang._drain(is_moved=isinstance(event, IslandMoved), why=event.why)
             case GangLeaving():
                 if (gang := self.gang(event.gang)) is not None:
                     gang._leave(event.why)
             case GangLost():
                 if (gang := self.gang(event.gang)) is not None:
-                    return self._lose(gang, event.why, event.is_dead, now)
+                    return self._lose(gang, event.why, event.is_dead, now, is_out=event.is_out)
             case GangReturned(key):
                 before = self.gangs[key.island]
                 if before.key.start < key.start:
@@ -189,9 +213,11 @@ class ClusterMirror(ClusterView[MirroredGang]):
                 step.done(host, why)
             self.steps.end(step)
 
-    def _lose(self, gang: MirroredGang, why: Failure, is_dead: bool, now: float) -> list[Effect]:
+    def _lose(
+        self, gang: MirroredGang, why: Failure, is_dead: bool, now: float, *, is_out: bool = False
+    ) -> list[Effect]:
         was_lost = gang.failure is not None
-        gang._lose(why, is_dead)
+        gang._lose(why, is_dead, is_out)
         if was_lost:
             return []
         self.steps.lose(gang, why)

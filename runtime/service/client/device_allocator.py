@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import override
@@ -42,6 +43,21 @@ class DeviceAllocator(ResourceManager[VirtualSlice]):
             chosen[slice] = Binding(devices, slice.shape, slice.axis_names, program)
             weakref.finalize(slice, self._released.add, slice.number).atexit = False
         return chosen
+
+    @override
+    def _note_partners(self, slices: Sequence[VirtualSlice], program: str) -> None:
+        # The service plans where they can move together.
+        self._bind(program, [self._request_of(slice) for slice in slices])
+        super()._note_partners(slices, program)
+
+    def bindings_of(self, positions: Mapping[int, Sequence[int]]) -> dict[VirtualSlice, Binding]:
+        """Returns the bindings of slices, by their numbers, to devices at some positions."""
+        devices, bindings = self.cluster.devices, {}
+        for slice, binding in self.holders().items():
+            if slice.number in positions:
+                bound = tuple(devices[position] for position in positions[slice.number])
+                bindings[slice] = dataclasses.replace(binding, devices=bound)
+        return bindings
 
     @override
     def release(self, slice: VirtualSlice) -> None:

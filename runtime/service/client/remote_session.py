@@ -15,7 +15,7 @@ from typing import Any, override
 
 import numpy as np
 
-from pathways.runtime.control.effects import Effect, Log, RequestReports
+from pathways.runtime.control.effects import Effect, GangLeaving, Log, RequestReports
 from pathways.runtime.control.records.errors import ClusterClosedError, Failure, HostError, lost
 from pathways.runtime.control.records.events import GangClosed, GangKey, Tick
 from pathways.runtime.control.records.pending_frees import PendingFrees
@@ -34,7 +34,7 @@ from pathways.runtime.resources.manager import ResourceError, ResourceManager
 from pathways.runtime.resources.status import SpareStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.resources.virtual import VirtualSlice
-from pathways.runtime.service.client.cluster_mirror import SERVICE, ClusterMirror, ServiceLost
+from pathways.runtime.service.client.cluster_mirror import SERVICE, ClusterMirror, IslandMoved, ServiceLost
 from pathways.runtime.service.client.device_allocator import DeviceAllocator
 from pathways.runtime.service.client.relayed import relayed_host
 from pathways.runtime.service.client.service_listener import AttachedService, ServiceListener
@@ -43,9 +43,11 @@ from pathways.runtime.service.protocol.service_messages import (
     ClientOrigin,
     Collected,
     DevicesBound,
+    IslandDrainingNotice,
     IslandFacts,
     LoadForeignProgram,
     LoadProgram,
+    MoveReport,
     ProgramLoaded,
     ReleaseArrays,
     ReleaseDevices,
@@ -79,6 +81,8 @@ class RemoteSession(HostSession):
         # The numbers of arrays that this client has put, until they are freed.
         self._sent: set[int] = set()
         self._slices: DeviceAllocator | None = None
+        # The islands whose leaving is delayed, see `delay_leave`.
+        self._delayed: set[GangKey] = set()
         self._releasing = threading.Lock()
         # From the removal of unused arrays from their list until the service has the message: otherwise it
         # could get `Collected` before.
@@ -200,10 +204,44 @@ class RemoteSession(HostSession):
         self._unneeded.add(program)
 
     def delay_leave(self, workers: HostGang) -> None:
-        """See `Session.delay_leave`; an island of a service refuses steps at once, those of all clients."""
+        """See `Session.delay_leave`; only for islands that are drained."""
+        self._delayed.add(workers.life.key)
 
     def allow_leave(self, workers: HostGang) -> None:
         """See `Session.allow_leave`."""
+        self._delayed.discard(workers.life.key)
+
+    # Islands that are drained, see `IslandMover`.
+
+    @property
+    def slices(self) -> DeviceAllocator:
+        """The devices of the slices of this client."""
+        assert self._slices is not None, "no cluster is bound"
+        return self._slices
+
+    def on_drain(self, move: Callable[[IslandDrainingNotice], object]) -> None:
+        """Sets what is called where an island will leave, which must not block."""
+        self._listener.move = move
+
+    def is_leave_delayed(self, workers: HostGang) -> bool:
+        """Returns whether training goes on until it has a version of what it has on an island."""
+        return workers.life.key in self._delayed
+
+    def note_moved(self, key: GangKey, why: Failure) -> None:
+        """Notes that nothing of this client is on an island any more that could move."""
+        self._core.handle(IslandMoved(key, why))
+        self._loop.wake()
+
+    def close_island(self, key: GangKey, why: Failure) -> None:
+        """Refuses what this client requests of an island from now on."""
+        self._core.handle(GangLeaving(key, why))
+        self._loop.wake()
+
+    def report_move(self, report: MoveReport) -> None:
+        """Reports to the service what has moved off an island."""
+        with contextlib.suppress(HostError):
+            # In the order of steps: none for the island follows the last report.
+            self._send_to_service("steps", report)
 
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
         """See `Session.bind`; the service knows the devices of other clients."""
@@ -309,6 +347,7 @@ class RemoteSession(HostSession):
         | LoadForeignProgram
         | ReleaseArrays
         | Collected
+        | MoveReport
         | Unload
         | Ping,
     ) -> None:
@@ -358,7 +397,7 @@ class RemoteSession(HostSession):
             silent += min(now - before, self._heartbeat / 4)
             if self._service.heard != heard:
                 heard, silent = self._service.heard, 0.0
-            if silent > self._heartbeat and not self._mirror.gangs[0].is_dead():
+            if silent > self._heartbeat and self._mirror.ended is None:
                 self._listener.report_loss(f"has not responded for {self._heartbeat:.0f} seconds")
 
     def _collect(self) -> None:

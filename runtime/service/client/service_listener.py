@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways.runtime.control.effects import GangLeaving, GangLost, GangReturned
+from pathways.runtime.control.effects import GangDraining, GangLeaving, GangLost, GangReturned
 from pathways.runtime.control.records.errors import Failure, ServiceLostError
 from pathways.runtime.control.records.events import GangKey, ReplyReceived
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
@@ -35,6 +35,7 @@ from pathways.runtime.service.protocol.service_messages import (
     FromHost,
     HostsDone,
     Indeterminate,
+    IslandDrainingNotice,
     IslandFacts,
     IslandLeavingNotice,
     IslandLostNotice,
@@ -95,6 +96,7 @@ class ServiceListener(WorkerListener):
 
     Attributes:
       collect: is called where this client exceeds its quota.
+      move: is called where an island will leave, with the notice.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class ServiceListener(WorkerListener):
         self._service = service
         self._gang_of = gang_of
         self.collect: Callable[[], object] = lambda: None
+        self.move: Callable[[IslandDrainingNotice], object] = lambda notice: None
         service.arrays.place = self._place_relayed
         read = functools.partial(service.steps.process_available, self._on_service_message)
         self.loop.add(service.steps, functools.partial(self._read_from_service, read))
@@ -165,6 +168,10 @@ class ServiceListener(WorkerListener):
                 self._core.handle(StepIndeterminate(message.step, message.why.failure()))
             case StepCutOff():
                 self._core.handle(StepCut(message.step, message.hosts, message.why.failure()))
+            case IslandDrainingNotice():
+                key = GangKey(message.island, message.start)
+                self._core.handle(GangDraining(key, message.why.failure()))
+                self.move(message)
             case IslandLeavingNotice():
                 key = GangKey(message.island, message.start)
                 self._core.handle(GangLeaving(key, message.why.failure()))
@@ -203,7 +210,7 @@ class ServiceListener(WorkerListener):
         for host in () if gang is None else gang.hosts:
             for observer in self._pool.observers:
                 observer.lose(host.index)
-        self._core.handle(GangLost(key, message.why.failure(), message.is_dead))
+        self._core.handle(GangLost(key, message.why.failure(), message.is_dead, message.is_out))
         self._pool.wake()
         self.loop.wake()
 

@@ -68,6 +68,42 @@ class ChangeReply(Message, frozen=True):
     """Reply to `ChangeRequest`: the rules hold from now on."""
 
 
+class DrainRequest(Message, frozen=True):
+    """Request to take an island out; the replies are `DrainReply`s, of which the last one says that it is.
+
+    Attributes:
+      island: its name.
+      seconds: the time after which it leaves, whatever is there.
+      force: whether slices that fit nowhere else are left there.
+    """
+
+    island: str
+    seconds: Annotated[float, Meta(ge=0, le=1e6)]
+    force: bool = False
+
+
+class DrainReply(Message, frozen=True):
+    """State of an island that is taken out.
+
+    Attributes:
+      is_over: whether its workers have exited.
+      keepers: for each client that needs something there, or did when it left, a text that names it.
+    """
+
+    is_over: bool
+    keepers: tuple[str, ...]
+
+
+class ReturnRequest(Message, frozen=True):
+    """Request that an island that was taken out returns; the reply is `ReturnReply`, when it runs."""
+
+    island: str
+
+
+class ReturnReply(Message, frozen=True):
+    """Reply to `ReturnRequest`: the island runs."""
+
+
 class AccountsRequest(Message, frozen=True):
     """Request for the accounts of clients; the reply is `AccountsReply`."""
 
@@ -114,6 +150,8 @@ FromAdmin = (
     | ShutdownRequest
     | TokenRequest
     | ChangeRequest
+    | DrainRequest
+    | ReturnRequest
 )
 ToAdmin = (
     Handshake
@@ -123,6 +161,8 @@ ToAdmin = (
     | ShutdownReply
     | TokenReply
     | ChangeReply
+    | DrainReply
+    | ReturnReply
     | AdminDenied
 )
 

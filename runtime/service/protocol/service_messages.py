@@ -25,6 +25,9 @@ from pathways.runtime.resources.status import SpareStatus
 MAX_TEXT_CHARS = 64
 """Limit on the characters of a text of a client in the status."""
 
+MAX_REASON_CHARS = 200
+"""Limit on the characters of a reason that a client states."""
+
 
 class QuotaError(HostError, ResourceError):
     """Failure of a step, or of an array, that exceeds the quota of its client."""
@@ -53,9 +56,9 @@ class RemoteError(msgspec.Struct, frozen=True):
         return Failure(kind, self.text)
 
 
-def printable(text: str) -> str:
+def printable(text: str, most: int = MAX_TEXT_CHARS) -> str:
     """Returns the first characters of a text for status tables, with `?` for unprintable ones."""
-    return "".join(each if each.isprintable() else "?" for each in text[:MAX_TEXT_CHARS])
+    return "".join(each if each.isprintable() else "?" for each in text[:most])
 
 
 # From a client.
@@ -191,6 +194,27 @@ class ReleaseDevices(m.Message, frozen=True):
     """Request to release the devices of slices, by their numbers."""
 
     slices: tuple[int, ...]
+
+
+class MoveReport(m.Message, frozen=True):
+    """Report of a client whose island is drained, after its last step there if the move is over.
+
+    Attributes:
+      start: as in `ForHost`.
+      slices: the slices that have moved since the last report.
+      is_over: whether the client needs nothing on the island any more.
+      why: why it cannot move now; empty if it can.
+    """
+
+    island: int
+    start: int
+    slices: tuple[int, ...] = ()
+    is_over: bool = False
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if printable(self.why, MAX_REASON_CHARS) != self.why:
+            raise ValueError(f"a reason must have at most {MAX_REASON_CHARS} printable characters")
 
 
 class LoadProgram(m.Message, frozen=True):
@@ -387,6 +411,19 @@ class StepCutOff(m.Message, frozen=True):
     why: RemoteError
 
 
+class IslandDrainingNotice(m.Message, frozen=True):
+    """Notice that an island will leave, and accepts steps until its clients have moved to others.
+
+    Attributes:
+      moves: the positions to which slices of the client can move, by the numbers of the slices.
+    """
+
+    island: int
+    start: int
+    why: RemoteError
+    moves: dict[int, tuple[int, ...]]
+
+
 class IslandLeavingNotice(m.Message, frozen=True):
     """Notice that an island accepts no new steps."""
 
@@ -396,12 +433,13 @@ class IslandLeavingNotice(m.Message, frozen=True):
 
 
 class IslandLostNotice(m.Message, frozen=True):
-    """Notice that the workers of an island are lost; `is_dead` if they will not be replaced."""
+    """Notice that the workers of an island are lost; see `GangLost`."""
 
     island: int
     start: int
     why: RemoteError
     is_dead: bool
+    is_out: bool = False
 
 
 class IslandReturnedNotice(m.Message, frozen=True):
@@ -423,6 +461,7 @@ ToService = (
     | LoadProgram
     | LoadForeignProgram
     | Collected
+    | MoveReport
     | m.Unload
     | m.Ping
 )
@@ -438,6 +477,7 @@ ToClient = (
     | StepRefusedNotice
     | Indeterminate
     | StepCutOff
+    | IslandDrainingNotice
     | IslandLeavingNotice
     | IslandLostNotice
     | IslandReturnedNotice

@@ -167,6 +167,18 @@ class Scheduler:
         """Returns the number of steps in flight on an island."""
         return len(self._places.islands[island].in_flight)
 
+    def users(self, island: int) -> list[int]:
+        """Returns the clients that have arrays on an island, or that wait for it."""
+        return [
+            number
+            for number, client in self.clients.items()
+            if client._arrays[island] or client._queues[island]
+        ]
+
+    def has_queued(self, island: int) -> bool:
+        """Returns whether steps or requests of clients wait for an island."""
+        return any(client._queues[island] for client in self.clients.values())
+
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerEffect]:
         """Handles an event, and returns the effects to carry out, in this order."""
         return self.handle_all([event], now)

@@ -266,6 +266,18 @@ class CallFinished(msgspec.Struct, frozen=True):
     call: OrderedRequest
 
 
+class ClientMoved(msgspec.Struct, frozen=True):
+    """Report of a client that it needs nothing on an island that is drained; after its last step there.
+
+    Attributes:
+      start: how often the workers of the island were started before.
+    """
+
+    client: int
+    island: int
+    start: int
+
+
 class IslandStepDone(msgspec.Struct, frozen=True):
     """End of a step on an island.
 
@@ -316,6 +328,7 @@ SchedulerEvent = (
     | ArrayOffered
     | MemoryCollected
     | CallFinished
+    | ClientMoved
     | IslandStepDone
     | IslandLeaving
     | IslandLost

@@ -9,10 +9,17 @@ from typing import override
 import msgspec
 
 from pathways.runtime.control.core import ClusterCore, Limits
-from pathways.runtime.control.effects import ClientEffect, Effect, GangLeaving, GangLost, GangReturned
-from pathways.runtime.control.gang import Draining, Running
+from pathways.runtime.control.effects import (
+    ClientEffect,
+    Effect,
+    GangDraining,
+    GangLeaving,
+    GangLost,
+    GangReturned,
+)
+from pathways.runtime.control.gang import Draining, Gang, Running
 from pathways.runtime.control.records.errors import failed
-from pathways.runtime.control.records.events import GangEvent, GangKey, HostLost
+from pathways.runtime.control.records.events import DrainRequested, GangEvent, GangKey, HostLost
 from pathways.runtime.control.records.step import SESSION_BITS, FunctionCall
 from pathways.runtime.service.sharing.program_charges import ProgramCharges
 from pathways.runtime.service.sharing.rules import SharingRules
@@ -23,6 +30,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     ClientChanged,
     ClientJoined,
     ClientLeft,
+    ClientMoved,
     DenyArray,
     DispatchRequest,
     IslandLeaving,
@@ -67,6 +75,12 @@ class ServiceCore(ClusterCore):
         self._step_limits = StepLimits()
         # The limits of connected clients that have one.
         self._client_limits: dict[int, float] = {}
+        # The clients that have not moved off islands that are drained.
+        self._movers: dict[GangKey, set[int]] = {}
+
+    def movers(self, key: GangKey) -> frozenset[int]:
+        """Returns the clients that have not moved off an island that is drained, or was drained without."""
+        return frozenset(self._movers.get(key, ()))
 
     def schedule(self, events: Iterable[SchedulerEvent], now: float) -> list[Effect]:
         """Passes simultaneous events of clients and their steps to the scheduler.
@@ -80,6 +94,8 @@ class ServiceCore(ClusterCore):
             match event:
                 case IslandStepDone():
                     current.append(event)
+                case ClientMoved(client):
+                    self._end_move(client, GangKey(event.island, event.start))
                 case WorkSubmitted(QueuedStep() as step) if not self._are_current(step.starts):
                     effects.append(RefuseStep(step, "its workers are lost"))
                 case WorkSubmitted(QueuedStep() as step) if why := self._refusal(step):
@@ -95,7 +111,7 @@ class ServiceCore(ClusterCore):
                 case ClientChanged(client) if client not in self.scheduler.clients:
                     pass
                 case _:
-                    self._note_limit(event)
+                    self._note_client(event)
                     current.append(event)
         for effect in self.scheduler.handle_all(current, now):
             match effect:
@@ -115,12 +131,14 @@ class ServiceCore(ClusterCore):
                 return False
         return True
 
-    def _note_limit(self, event: SchedulerEvent) -> None:
+    def _note_client(self, event: SchedulerEvent) -> None:
         match event:
             case ClientJoined(client, step_limit=limit) if limit is not None:
                 self._client_limits[client] = limit
             case ClientLeft(client):
                 self._client_limits.pop(client, None)
+                for key in self._movers:
+                    self._end_move(client, key)
 
     def _refusal(self, step: QueuedStep) -> str | None:
         return self.charges.refusal(step.identity, step.program, step.islands)
@@ -145,6 +163,8 @@ class ServiceCore(ClusterCore):
     @override
     def _announce(self, effect: ClientEffect, now: float) -> list[Effect]:
         match effect:
+            case GangDraining():
+                return [effect]
             case GangLost(key, why):
                 event: SchedulerEvent = IslandLost(key.island, why.text)
             case GangLeaving(key, why):
@@ -152,6 +172,33 @@ class ServiceCore(ClusterCore):
             case GangReturned(key):
                 event = IslandReturned(key.island)
         return [effect, *self.schedule([event], now)]
+
+    # Islands that are drained.
+
+    @override
+    def _advance(self, gang: Gang, now: float) -> list[Effect]:
+        effects = super()._advance(gang, now)
+        movers = self._movers.get(gang.key)
+        # Steps that clients submitted before they moved still wait for their turn.
+        is_left = movers is not None and not movers and not self.scheduler.has_queued(gang.key.island)
+        if not is_left or not gang.is_delayed():
+            return effects
+        return [*effects, *self._allow_leave(gang.key, now)]
+
+    def _end_move(self, client: int, key: GangKey) -> None:
+        """Notes that a client needs nothing on an island; too late once that may exit."""
+        gang = self.gang(key)
+        if gang is not None and isinstance(gang.state, Draining) and key in self._movers:
+            self._movers[key].discard(client)
+
+    def _expect_moves(self, drain: DrainRequested) -> None:
+        """Notes the clients that have to move off an island before it accepts nothing more."""
+        # The record of an earlier drain of the island is of no more interest.
+        island = drain.gang.island
+        self._movers = {key: left for key, left in self._movers.items() if key.island != island}
+        self._movers[drain.gang] = {*drain.movers}.intersection(self.scheduler.clients)
+        if self._movers[drain.gang]:
+            self.gangs[island].delay_leave(1)
 
     # Losses that programs cause.
 
@@ -176,6 +223,8 @@ class ServiceCore(ClusterCore):
     @override
     def _handle_gang_event(self, event: GangEvent, now: float) -> list[Effect]:
         """See `ClusterCore`; a crash is charged to the program of the step that was running."""
+        if isinstance(event, DrainRequested):
+            self._expect_moves(event)
         if isinstance(event, HostLost) and event.is_crash and (step := self._running_step(event.gang)):
             self.charges.add(step.identity, event.gang.island)
             event = dataclasses.replace(event, is_charged=True)

@@ -14,6 +14,7 @@ from pathways.runtime.control.gang import (
     MAX_RESTARTS,
     TRANSITIONS,
     Dead,
+    Drained,
     Draining,
     Gang,
     Pausing,
@@ -25,6 +26,7 @@ from pathways.runtime.control.gang import (
 )
 from pathways.runtime.control.records.errors import ClusterClosedError, HostLeavingError, HostLostError
 from pathways.runtime.control.records.events import (
+    DrainRequested,
     ExitOverdue,
     GangClosed,
     GangDrained,
@@ -36,14 +38,18 @@ from pathways.runtime.control.records.events import (
     HostLost,
     LeaveRequested,
     RestartDue,
+    ReturnRequested,
 )
 
 KEY = GangKey(3, 0)
+DRAIN = DrainRequested(KEY, "drained", 60.0, stays_out=True)
 ENDED = HostLost(KEY, 7, "its process has ended (killed by signal 9)")
 EVENTS: dict[type[GangEvent], GangEvent] = {
     type(event): event
     for event in (
         LeaveRequested(KEY, 7),
+        DRAIN,
+        ReturnRequested(KEY),
         ENDED,
         GangDrained(KEY),
         ExitOverdue(KEY),
@@ -62,6 +68,7 @@ TO: dict[type[State], list[GangEvent]] = {
     Pausing: [ENDED, EVENTS[GangTerminated], EVENTS[GangStartFailed]],
     Replaced: [ENDED, EVENTS[GangTerminated], EVENTS[GangStarted]],
     Dead: [EVENTS[GangClosed]],
+    Drained: [DRAIN, ENDED],
 }
 """The events that lead to each state."""
 
@@ -86,7 +93,7 @@ def test_gang_reaches_each_state():
         assert type(after(*events).state) is state
 
 
-def test_gang_has_four_states_for_users():
+def test_gang_has_five_states_for_users():
     """A gang that another one may replace is restarting, also between two tries."""
     assert {state.__name__: after(*events).state_name() for state, events in TO.items()} == {
         "Running": "running",
@@ -96,6 +103,7 @@ def test_gang_has_four_states_for_users():
         "Pausing": "restarting",
         "Replaced": "restarting",
         "Dead": "lost",
+        "Drained": "drained",
     }
 
 
@@ -119,12 +127,12 @@ def test_gang_transitions_are_drawn_in_the_manual():
     text = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
     drawn = set(re.findall(r"^  (\w+) --> (\w+): (\w+)$", text, re.MULTILINE))
     arrows = set()
-    for (state, event), hosts, restarts, late in itertools.product(
-        TRANSITIONS, ((7,), (7, 8)), (0, MAX_RESTARTS), (1.0, 1e3)
+    for (state, event), hosts, restarts, late, begin in itertools.product(
+        TRANSITIONS, ((7,), (7, 8)), (0, MAX_RESTARTS), (1.0, 1e3), (EVENTS[LeaveRequested], DRAIN)
     ):
         one = gang(*hosts, restarts=restarts)
         for each in TO[state]:
-            one.handle(each, 1.0)
+            one.handle(begin if isinstance(each, LeaveRequested) else each, 1.0)
         if type(one.state) is not state:
             continue
         one.handle(EVENTS[event], late)
@@ -174,7 +182,7 @@ def test_gang_that_drains_accepts_nothing_new_and_can_be_read():
     one.check()
     with pytest.raises(HostLeavingError, match="host 8"):
         one.check_open()
-    assert one.state == Draining(8, 25.0)
+    assert one.state == Draining(8, "its process received SIGTERM", 20.0, 25.0)
 
 
 def test_gang_that_drains_accepts_steps_while_a_client_delays_it():
@@ -183,8 +191,9 @@ def test_gang_that_drains_accepts_steps_while_a_client_delays_it():
     (line,) = texts(one.handle(LeaveRequested(KEY, 7), 5.0))
     assert line == (
         "host 7 (island3) is leaving: its process received SIGTERM; its island goes on for up to 20 seconds "
-        "while training moves off it"
+        "while clients move off it"
     )
+    assert one.state_name() == "draining"
     one.check_open()
     assert one.leaving is not None
     one.delay_leave(-1)
@@ -195,6 +204,42 @@ def test_gang_that_drains_accepts_steps_while_a_client_delays_it():
     one.handle(GangDrained(KEY, ", and was not done"), 25.0)
     with pytest.raises(HostLeavingError, match="host 7"):
         one.check_open()
+
+
+def test_gang_that_is_drained_stays_out_until_a_user_requests_it():
+    one = gang()
+    (line,) = texts(one.handle(DRAIN, 5.0))
+    assert line == (
+        "host 7 (island3) is leaving: drained; its island accepts nothing more; its arrays can be read for "
+        "up to 60 seconds"
+    )
+    one.handle(GangDrained(KEY), 6.0)
+    assert texts(one.handle(ExitOverdue(KEY), 8.0)) == ["host 7 (island3) has left: drained"]
+    assert one.is_out
+    assert not one.is_replaced_soon()
+    assert one.handle(GangTerminated(KEY), 8.1) == []
+    assert RestartGang(KEY, 120.0) in one.handle(ReturnRequested(KEY), 9.0)
+    assert AttachGang(GangKey(3, 1)) in one.handle(GangStarted(KEY), 10.0)
+
+
+def test_gang_that_returns_waits_for_the_end_of_its_processes():
+    """Otherwise two starts would be for the same machines."""
+    one = after(DRAIN, ENDED)
+    assert not any(isinstance(effect, RestartGang) for effect in one.handle(ReturnRequested(KEY), 9.0))
+    assert RestartGang(KEY, 15.0) in one.handle(GangTerminated(KEY), 9.5)
+
+
+def test_gang_that_cannot_return_is_out_again():
+    one = after(DRAIN, ENDED, EVENTS[GangTerminated], EVENTS[ReturnRequested])
+    one.handle(GangStartFailed(KEY, "there is no place", is_final=True), 400.0)
+    assert one.is_out
+    assert RestartGang(KEY, 120.0) in one.handle(ReturnRequested(KEY), 500.0)
+
+
+def test_signal_shortens_a_drain():
+    """The platform that sends it kills the process after the grace period."""
+    one = after(DRAIN, EVENTS[LeaveRequested])
+    assert one.state == Draining(7, "drained", 60.0, 21.0, stays_out=True)
 
 
 def test_gang_is_not_lost_when_processes_exit_as_requested():

@@ -202,7 +202,21 @@ def sessions_are_issued_in_two_orders(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServiceCore, "schedule", mixed)
 
 
+def islands_close_before_steps_of_clients_that_have_moved(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "has_queued", lambda self, island: False)
+
+
+def islands_close_when_the_first_client_has_moved(patch: pytest.MonkeyPatch) -> None:
+    def end_move(self: ServiceCore, client: int, key: GangKey) -> None:
+        if key in self._movers:
+            self._movers[key].clear()
+
+    patch.setattr(ServiceCore, "_end_move", end_move)
+
+
 PLANTS: list[Plant] = [
+    islands_close_before_steps_of_clients_that_have_moved,
+    islands_close_when_the_first_client_has_moved,
     a_slot_is_kept_after_a_loss,
     steps_are_issued_after_an_island_has_closed,
     sessions_are_issued_in_two_orders,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources import cluster
 from pathways.runtime.resources.status import SliceStatus
-from pathways.runtime.service.bound_slices import BoundSlices
 from pathways.runtime.service.protocol.service_messages import RequestDevices, SliceRequest
-from pathways.runtime.service.served_client import ServedClient
+from pathways.runtime.service.served.bound_slices import BoundSlices
+from pathways.runtime.service.served.served_client import ServedClient
 
 
 def bound_slices() -> BoundSlices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from pathways.runtime.control.records.reports import HostReport
-from pathways.runtime.service import island_views
+from pathways.runtime.service.served import island_views
 
 
 def report(**clients: tuple[int, int]) -> HostReport:

@@ -9,8 +9,8 @@ from pathways.runtime.control.records.errors import lost
 from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.control.records.step import SESSION_BITS
 from pathways.runtime.service.protocol.service_messages import StepRefusedNotice, Submit
-from pathways.runtime.service.request_parser import RequestParser
-from pathways.runtime.service.served_client import ServedClient, ServedProgram
+from pathways.runtime.service.served.request_parser import RequestParser
+from pathways.runtime.service.served.served_client import ServedClient, ServedProgram
 from pathways.runtime.service.sharing.accounts import Accounts
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest
 

@@ -27,7 +27,9 @@ from pathways.runtime.service.protocol.admin import (
     AccountsRequest,
     ChangeRequest,
     DisconnectRequest,
+    DrainRequest,
     FromAdmin,
+    ReturnRequest,
     ShutdownRequest,
     StatusRequest,
     TokenRequest,
@@ -224,6 +226,8 @@ def test_the_token_of_a_client_allows_its_status_and_its_end_only(tokens):
         TokenRequest("ann", revoke=False),
         ChangeRequest("ann", weight=1000.0),
         AccountsRequest(),
+        DrainRequest("island0", 60.0),
+        ReturnRequest("island0"),
         LaterRequest(),
     ]
     # A request that is added later belongs in one of the lists.
@@ -231,9 +235,9 @@ def test_the_token_of_a_client_allows_its_status_and_its_end_only(tokens):
     assert [_why_denied(request, ann) for request in allowed] == [None, None]
     assert [_why_denied(request, ann) for request in denied] == [
         f"{action} needs the token of the cluster, and this one is of client 'ann'"
-        for action in ("ending client 'bo'", *["the request"] * 5)
+        for action in ("ending client 'bo'", *["the request"] * 7)
     ]
     of_cluster = authenticated(tokens, SECRET, "ann", ADMIN, ADMIN)
-    assert [_why_denied(request, of_cluster) for request in allowed + denied] == [None] * 8
+    assert [_why_denied(request, of_cluster) for request in allowed + denied] == [None] * 10
     tokens.revoke("ann")
     assert _why_denied(StatusRequest(), ann) == "this token of client 'ann' was revoked"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 
 from pathways.runtime.hosts.protocol.messages import MessageError
 from pathways.runtime.plan.plan import SliceSpec
@@ -16,7 +17,7 @@ from pathways.runtime.service.protocol.service_messages import (
     SliceRequest,
     printable,
 )
-from pathways.runtime.service.served_client import ServedClient
+from pathways.runtime.service.served.served_client import ServedClient
 
 MAX_SLICES = 512
 """Limit on the slices of a program of a client."""
@@ -52,6 +53,68 @@ class BoundSlices:
         self._sets: dict[tuple[ServedClient, int], ServedSet] = {}
         # The manager holds a slice weakly: its devices are free when its entry here is removed.
         self._slices: dict[tuple[ServedClient, int], ServedSlice] = {}
+
+    def close_island(self, island: str, *, moves_all: bool) -> None:
+        """Binds no slice on an island from now on, and plans where the slices that are there can move.
+
+        Raises:
+          ResourceError: a slice can move nowhere, and all shall; then nothing is changed.
+        """
+        with self._lock:
+            self._manager.close_island(island, moves_all=moves_all)
+
+    def open_island(self, island: str) -> None:
+        """Binds slices on an island again."""
+        with self._lock:
+            self._manager.open_island(island)
+
+    def has_plans(self, island: str) -> bool:
+        """Returns whether slices on an island can move to other ones."""
+        with self._lock:
+            bound, planned = self._manager.holders(), self._manager.planned()
+            return any(bound[slice].island == island for slice in planned if slice in bound)
+
+    def numbers_on(self, client: ServedClient, island: str) -> set[int]:
+        """Returns the numbers of the slices of a client on an island."""
+        with self._lock:
+            bound = self._manager.holders()
+            return {
+                number
+                for (owner, number), slice in self._slices.items()
+                if owner is client and bound[slice].island == island
+            }
+
+    def states_on(self, client: ServedClient, island: str) -> list[tuple[str, str]]:
+        """Returns the names of the slices of a client on an island, each with why it is still there."""
+        numbers = self.numbers_on(client, island)
+        with self._lock:
+            planned = self._manager.planned()
+            slices = [
+                self._slices[client, number] for number in sorted(numbers) if (client, number) in self._slices
+            ]
+        states = []
+        for slice in slices:
+            is_pinned = slice.pinned is not None or slice.spec.island is not None
+            stays = " is pinned" if is_pinned else " fits nowhere else"
+            states.append((printable(slice.spec.name), " moves" if slice in planned else stays))
+        return states
+
+    def planned(self, client: ServedClient) -> dict[int, tuple[int, ...]]:
+        """Returns the positions to which slices of a client can move, by the numbers of the slices."""
+        with self._lock:
+            planned = self._manager.planned()
+            return {
+                number: planned[slice].positions
+                for (owner, number), slice in self._slices.items()
+                if owner is client and slice in planned
+            }
+
+    def move(self, client: ServedClient, numbers: Sequence[int]) -> None:
+        """Notes that slices of a client have moved to the devices that were planned."""
+        with self._lock:
+            planned = self._manager.planned()
+            slices = [self._slices.get((client, number)) for number in numbers]
+            self._manager.move({slice: planned[slice] for slice in slices if slice and slice in planned})
 
     def bind(self, client: ServedClient, request: RequestDevices) -> DevicesBound:
         """Binds the slices of a program of a client.

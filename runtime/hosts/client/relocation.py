@@ -40,7 +40,7 @@ mesh.
 An array that is sharded differently on its target's devices is moved between two slices, too.
 """
 
-_MAX_LOADED = 64
+_MAX_LOADED = 256
 """Limit of loaded programs; the oldest are unloaded first."""
 
 _programs: weakref.WeakKeyDictionary[HostSession, dict[tuple[_Move, ...], _KeptProgram]] = (
@@ -97,6 +97,16 @@ def relocate_array(session: HostSession, array: Array, where: Location) -> None:
     """
     if relocate(session, [(array, array, where)]):
         array.put(where, array.fetch())
+
+
+def load_relocation(session: HostSession, array: Array, where: Location) -> None:
+    """Loads the program that brings an array to a location, which `relocate` then has.
+
+    Raises:
+      HostError: a host was lost.
+    """
+    if (move := _Move.of(array, where)) is not None:
+        _loaded(session, (move,))
 
 
 def relocate(

@@ -24,7 +24,7 @@ from pathways.runtime.service.protocol.service_messages import (
 )
 from pathways.runtime.service.relaying.array_sender import RelayedFetch
 from pathways.runtime.service.relaying.incoming_arrays import shard_bytes
-from pathways.runtime.service.served_client import ServedCall, ServedClient, ServedStep, ServedTrace
+from pathways.runtime.service.served.served_client import ServedCall, ServedClient, ServedStep, ServedTrace
 from pathways.runtime.service.sharing.accounts import Accounts, StepUse
 from pathways.runtime.service.sharing.memory import DeviceBytes, bytes_on
 from pathways.runtime.service.sharing.scheduler_events import OrderedRequest, QueuedStep

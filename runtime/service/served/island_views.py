@@ -10,6 +10,7 @@ from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.resources.status import ClientStatus, IslandStatus, SharedHostStatus, SliceStatus
 from pathways.runtime.service.protocol.service_messages import (
+    IslandDrainingNotice,
     IslandFacts,
     IslandLeavingNotice,
     IslandLostNotice,
@@ -17,7 +18,7 @@ from pathways.runtime.service.protocol.service_messages import (
     RemoteError,
     WorkerFacts,
 )
-from pathways.runtime.service.served_client import ServedClient
+from pathways.runtime.service.served.served_client import ServedClient
 from pathways.runtime.service.sharing.memory import ClientMemory, DeviceLimits
 from pathways.runtime.service.sharing.scheduler import ScheduledClient
 
@@ -43,9 +44,12 @@ def changes_since(gang: HostGang, start: int) -> Iterator[Message]:
         yield IslandLostNotice(gang.number, start, RemoteError.of(lost(f"{gang.name} was lost")), False)
         yield IslandReturnedNotice(gang.number, island_facts(gang))
     if life.failure is not None:
-        yield IslandLostNotice(*life.key, RemoteError.of(life.failure), life.is_dead())
+        yield IslandLostNotice(*life.key, RemoteError.of(life.failure), life.is_dead(), life.is_out)
     elif life.problem is not None:
         yield IslandLeavingNotice(*life.key, RemoteError.of(life.problem))
+    elif life.leaving is not None:
+        # The client has nothing there that it could move.
+        yield IslandDrainingNotice(*life.key, RemoteError.of(life.leaving), {})
 
 
 def island_status(

@@ -1,0 +1,302 @@
+"""Move of a client off an island that is drained: its slices, programs and arrays, while its steps go on.
+
+Programs are compiled for the new devices beside those that run. Then, between two steps, slices and programs
+are switched, and the arrays are copied. A copy on the island is freed when the new one is there, so that
+nothing is lost where a move fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from pathways.dialect.errors import PathwaysError
+from pathways.runtime.control.records.errors import Failure, HostError
+from pathways.runtime.control.records.events import GangKey
+from pathways.runtime.hosts.client.array import Array
+from pathways.runtime.hosts.client.host_session import MovableProgram
+from pathways.runtime.hosts.client.relocation import load_relocation, relocate
+from pathways.runtime.hosts.cluster.host import HostGang, Location
+from pathways.runtime.resources.manager import Binding
+from pathways.runtime.resources.threads import start_thread
+from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
+from pathways.runtime.service.client.device_allocator import DeviceAllocator
+from pathways.runtime.service.client.remote_session import RemoteSession
+from pathways.runtime.service.protocol.service_messages import (
+    MAX_REASON_CHARS,
+    IslandDrainingNotice,
+    MoveReport,
+    printable,
+)
+
+_POLL_SECONDS = 0.02
+_MAX_POLL_SECONDS = 0.2
+_RETRY_SECONDS = 1.0
+
+log = logging.getLogger("pathways")
+
+
+def move_when_drained(session: RemoteSession) -> None:
+    """Has a session move off islands that are drained."""
+
+    def begin(notice: IslandDrainingNotice) -> None:
+        gang = session.pool.get(GangKey(notice.island, notice.start))
+        if gang is not None:
+            mover = IslandMover(session, gang, notice)
+            start_thread(mover.run, "move")
+
+    session.on_drain(begin)
+
+
+class IslandMover:
+    """Mover off the workers of an island.
+
+    Args:
+      gang: these workers.
+      notice: the notice of the service, with the devices of slices that can move.
+    """
+
+    def __init__(self, session: RemoteSession, gang: HostGang, notice: IslandDrainingNotice) -> None:
+        self._session = session
+        self._gang = gang
+        self._why: Failure = notice.why.failure()
+        self._positions = notice.moves
+        self._targets = ArrayTargets(session, gang, {}, {})
+        self._has_switched = False
+        # Arrays whose values are errors, and which stay: by their numbers.
+        self._failed: set[int] = set()
+
+    def run(self) -> None:
+        """Moves until nothing is left on the island, or it has left."""
+        problem = ""
+        while not self._is_over():
+            try:
+                self._switch()
+                self._leave()
+            except PathwaysError as error:
+                if str(error) != problem and not self._is_over():
+                    problem = str(error)
+                    log.warning("cannot move off %s, which is drained: %s", self._gang.name, problem)
+                    self._report(why=problem.partition("\n")[0])
+                time.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    def _is_over(self) -> bool:
+        return self._session.is_closed or self._gang.is_lost()
+
+    def _switch(self) -> None:
+        """Moves slices and programs to other devices, and begins to copy the arrays there."""
+        if self._has_switched:
+            return
+        session, slices = self._session, self._session.slices
+        bindings = self._bindings(slices)
+        self._targets = ArrayTargets(session, self._gang, slices.holders(), bindings)
+        loaded: dict[MovableProgram, Callable[[], None] | None] = {}
+        while True:
+            for program in self._programs():
+                if program not in loaded:
+                    loaded[program] = program.load_for(bindings)
+            # Only what is there since is compiled while steps wait.
+            for array, where in self._arrays():
+                if (target := self._targets.of(where)) is not None and not array.is_at(target):
+                    load_relocation(session, array, target)
+            with session.order:
+                if all(program in loaded for program in self._programs()):
+                    slices.move(bindings)
+                    for use in loaded.values():
+                        if use is not None:
+                            use()
+                    self._has_switched = True
+                    self._copy_arrays()
+                    break
+        self._report(slices=tuple(slice.number for slice in bindings))
+
+    def _bindings(self, slices: DeviceAllocator) -> dict[VirtualSlice, Binding]:
+        """Returns the new devices of the slices that move now."""
+        bindings = slices.bindings_of(self._positions)
+        if self._session.is_leave_delayed(self._gang):
+            # Training that goes on with fewer replicas does so by itself.
+            return {slice: each for slice, each in bindings.items() if slice.device_set.replicas == 1}
+        return bindings
+
+    def _programs(self) -> list[MovableProgram]:
+        return [program for program in list(self._session.programs) if program.runs_on(self._gang)]
+
+    def _arrays(self) -> Iterator[tuple[Array, Location]]:
+        """Yields the arrays on the island whose values are no errors, each with its location there."""
+        gang = self._gang
+        for pending in (gang.life.unused, *list(gang.unused.values())):
+            for holder, number in pending.holders():
+                if isinstance(holder, Array) and number not in self._failed:
+                    for where, own in list(holder.copies.items()):
+                        if own == number and where.gang is gang:
+                            yield holder, where
+
+    def _copy_arrays(self) -> list[tuple[Array, Location, Location]]:
+        """Begins to copy the arrays on the island; returns each with its old and new location.
+
+        The caller holds `order`, so that no step comes between the copies.
+        """
+        copied = []
+        for array, where in list(self._arrays()):
+            target = self._targets.of(where)
+            if target is None:
+                continue
+            if not array.is_at(target):
+                try:
+                    if relocate(self._session, [(array, array, target)]):
+                        continue
+                except HostError:
+                    if self._gang.is_lost() or target.gang.life.problem is not None:
+                        raise
+                    # The step failed that computes it, whose error readers get from here on, too.
+                    self._failed.add(array.copies[where])
+                    where.unused.add(array.copies[where])
+                    continue
+            array.prefer(target)
+            copied.append((array, where, target))
+        return copied
+
+    def _leave(self) -> None:
+        """Moves what is still there until nothing is, and reports it.
+
+        Raises:
+          HostError: an array cannot be moved.
+        """
+        session, gang = self._session, self._gang
+        is_told, pause = False, _POLL_SECONDS
+        while not self._is_over():
+            with session.order:
+                copied = self._copy_arrays()
+                is_empty = not copied and not self._keeps_something()
+                if is_empty and not session.is_leave_delayed(gang):
+                    # In the lock: a step that another thread issues now is refused.
+                    session.close_island(gang.life.key, self._why)
+                    break
+            self._free_moved(copied)
+            if copied:
+                continue
+            if session.is_leave_delayed(gang):
+                if is_empty:
+                    session.used.discard(gang.number)
+                if not is_told:
+                    is_told = True
+                    session.note_moved(gang.life.key, self._why)
+            elif is_told:
+                # Its training has another version of what is left.
+                session.close_island(gang.life.key, self._why)
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _MAX_POLL_SECONDS)
+        session.used.discard(gang.number)
+        self._report(is_over=True)
+
+    def _keeps_something(self) -> bool:
+        """Returns whether slices, programs or arrays stay, or are about to be on the island."""
+        bound = self._session.slices.holders().values()
+        return (
+            any(binding.island == self._gang.name for binding in bound)
+            or any(gang is self._gang for gang, _ in list(self._session.puts))
+            or bool(self._programs())
+            or next(self._arrays(), None) is not None
+        )
+
+    def _free_moved(self, copied: list[tuple[Array, Location, Location]]) -> None:
+        """Frees copies on the island once the new ones are there.
+
+        Raises:
+          HostError: an array could not be copied.
+        """
+        session = self._session
+        for array, where, target in copied:
+            number, step = array.copies.get(target), array.step_at(target)
+            if number is None:
+                # It was deleted or donated meanwhile.
+                continue
+            try:
+                if step is not None:
+                    session.wait_for_step(step, target, number)
+            except HostError:
+                if array.is_deleted():
+                    continue
+                with session.order:
+                    is_spoiled = _has_failed(array, where)
+                    array.drop_copy(where if is_spoiled else target)
+                if not is_spoiled:
+                    raise
+                continue
+            with session.order:
+                array.drop_copy(where)
+
+    def _report(self, *, slices: tuple[int, ...] = (), is_over: bool = False, why: str = "") -> None:
+        island, start = self._gang.life.key
+        self._session.report_move(
+            MoveReport(island, start, slices, is_over, printable(why, MAX_REASON_CHARS))
+        )
+
+
+class ArrayTargets:
+    """Locations to which arrays on an island move.
+
+    Args:
+      gang: the workers of the island.
+      bound: the devices of all slices.
+      moving: the new devices of the slices that move.
+    """
+
+    def __init__(
+        self,
+        session: RemoteSession,
+        gang: HostGang,
+        bound: Mapping[VirtualSlice, Binding],
+        moving: Mapping[VirtualSlice, Binding],
+    ) -> None:
+        self._session = session
+        self._known: dict[Location, Location] = {}
+        # By the ids of the old devices of a slice its new ones; None for a slice that stays.
+        self._moves: dict[tuple[int, ...], Binding | None] = {}
+        for slice, binding in bound.items():
+            if binding.island == gang.name and (slice in moving or _ids(binding) not in self._moves):
+                self._moves[_ids(binding)] = moving.get(slice)
+
+    def of(self, where: Location) -> Location | None:
+        """Returns the new location of arrays at a location; None if they stay there with their slice."""
+        known = self._known.get(where)
+        # The workers there may be lost, and others have taken their place.
+        if known is not None and not known.gang.is_lost():
+            return known
+        ids = where.placement.devices
+        old = ids if ids in self._moves else next((o for o in self._moves if {*ids} <= {*o}), None)
+        if old is None:
+            # Of a slice that does not exist any more: its place is as that of a new one.
+            slice = make_virtual_device_set().add_slice(len(ids), "device")
+            binding = self._session.slices.bind([slice], "moved arrays")[slice]
+            new = dict(zip(ids, binding.devices, strict=True))
+        else:
+            if (moved := self._moves[old]) is None:
+                return None
+            binding = moved
+            new = dict(zip(old, binding.devices, strict=True))
+        gang = self._session.pool.gangs[int(binding.island.removeprefix("island"))]
+        placement = msgspec.structs.replace(where.placement, devices=tuple(new[n].id for n in ids))
+        target = self._known[where] = gang.location(placement, where.block, is_private=where.is_private)
+        return target
+
+
+def _has_failed(array: Array, where: Location) -> bool:
+    """Returns whether the value of an array is an error at a location."""
+    step = array.step_at(where)
+    try:
+        if step is not None:
+            step.check([host.index for host in where.holders], array.copies.get(where))
+    except HostError:
+        return True
+    return False
+
+
+def _ids(binding: Binding) -> tuple[int, ...]:
+    return tuple(device.id for device in binding.devices)
