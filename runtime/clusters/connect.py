@@ -23,6 +23,7 @@ from pathways.runtime.resources.process_cluster import bound_elsewhere
 from pathways.runtime.service.client import attaching
 from pathways.runtime.service.client.attaching import Attachment, attachment_of
 from pathways.runtime.service.client.island_mover import move_when_drained
+from pathways.runtime.service.client.remote_session import RemoteSession
 from pathways.runtime.traces.file_trace import start_from_environment
 from pathways.runtime.traces.host_traces import trace_hosts
 from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
@@ -192,9 +193,7 @@ def _connect(requested: Settings | Attachment) -> Cluster:
     if isinstance(requested, Settings):
         started = start_session(requested)
     else:
-        attached = attaching.attach(requested)
-        move_when_drained(attached)
-        started = with_traces(attached)
+        started = with_extensions(attaching.attach(requested))
     try:
         cluster = devices.process_cluster.connect(lambda: started.cluster, started.bind)
     except BaseException:
@@ -208,10 +207,12 @@ def _connect(requested: Settings | Attachment) -> Cluster:
     return cluster
 
 
-def with_traces[S: HostSession](session: S) -> S:
-    """Returns a session after it got the extension that programs of this process use."""
+def with_extensions[S: HostSession](session: S) -> S:
+    """Returns a session after it got the extensions that programs of this process use."""
     start_from_environment()
     trace_hosts(session)
+    if isinstance(session, RemoteSession):
+        move_when_drained(session)
     return session
 
 
@@ -224,7 +225,7 @@ def start_session(settings: Settings) -> HostSession:
     starter = starter_of(settings)
     print(f"pathways: {start_description(settings)} ...", file=sys.stderr, flush=True)
     try:
-        return with_traces(LocalSession(WorkerCluster(starter, settings)))
+        return with_extensions(LocalSession(WorkerCluster(starter, settings)))
     except BaseException:
         starter.close()
         raise

@@ -14,7 +14,7 @@ import pytest
 
 import pathways
 from pathways.runtime.clusters import connect
-from pathways.runtime.clusters.connect import with_traces
+from pathways.runtime.clusters.connect import with_extensions
 from pathways.runtime.clusters.starter_choice import starter_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.launch.settings import Settings
@@ -51,7 +51,7 @@ class ServiceInThreads:
 
     def attach(self, client: str = "test") -> HostSession:
         """Returns a new client of it."""
-        return with_traces(attach_at(self._place, self._secret, Attachment("test", client)))
+        return with_extensions(attach_at(self._place, self._secret, Attachment("test", client)))
 
     @contextlib.contextmanager
     def attached(self, client: str, hosts: int) -> Iterator[None]:

@@ -21,7 +21,7 @@ from pathways.runtime.service.client.attaching import Attachment, attach_at
 def main() -> int:
     place, token, name, count = sys.argv[1:]
     attachment = Attachment("test", name)
-    connect.start_session = lambda _: connect.with_traces(
+    connect.start_session = lambda _: connect.with_extensions(
         attach_at(place, Path(token).read_bytes(), attachment)
     )
     pw.connect(hosts=2)

@@ -84,19 +84,18 @@ class BoundSlices:
                 if owner is client and bound[slice].island == island
             }
 
-    def states_on(self, client: ServedClient, island: str) -> list[tuple[str, str]]:
-        """Returns the names of the slices of a client on an island, each with why it is still there."""
-        numbers = self.numbers_on(client, island)
+    def states_on(self, client: ServedClient, island: str) -> list[str]:
+        """Returns the slices of a client on an island with their states, as in `slice s0 (moves)`."""
         with self._lock:
-            planned = self._manager.planned()
-            slices = [
-                self._slices[client, number] for number in sorted(numbers) if (client, number) in self._slices
-            ]
+            bound, planned = self._manager.holders(), self._manager.planned()
+            own = [slice for (owner, _), slice in self._slices.items() if owner is client]
         states = []
-        for slice in slices:
+        for slice in own:
+            if bound[slice].island != island:
+                continue
             is_pinned = slice.pinned is not None or slice.spec.island is not None
-            stays = " is pinned" if is_pinned else " fits nowhere else"
-            states.append((printable(slice.spec.name), " moves" if slice in planned else stays))
+            state = "moves" if slice in planned else "pinned" if is_pinned else "fits nowhere else"
+            states.append(f"slice {printable(slice.spec.name)} ({state})")
         return states
 
     def planned(self, client: ServedClient) -> dict[int, tuple[int, ...]]:

@@ -186,8 +186,8 @@ class IslandDrains:
             if (client := self._clients.get(number)) is None:
                 continue
             reason = self._reasons.get((gang.life.key, number))
-            named = [f"slice {name}{state}" for name, state in self._slices.states_on(client, gang.name)]
-            keepers.append(f"{client}: {', '.join(named) or 'arrays'}{f' ({reason})' if reason else ''}")
+            named = ", ".join(self._slices.states_on(client, gang.name)) or "arrays"
+            keepers.append(f"{client}: {named}{f': {reason}' if reason else ''}")
         return tuple(keepers)
 
     def _gang(self, name: str) -> HostGang:
