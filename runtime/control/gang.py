@@ -395,18 +395,19 @@ class Gang(GangView):
         return state, []
 
     def _leave_after(self, state: Running, event: LeaveRequested, now: float) -> tuple[State, list[Effect]]:
-        return self._begin_drain(Draining(event.host, SIGNALED, self.grace, now + self.grace))
+        return self._begin_drain(
+            Draining(event.host, SIGNALED, self.grace, now + self.grace), "training moves"
+        )
 
     def _drain(self, state: Running, event: DrainRequested, now: float) -> tuple[State, list[Effect]]:
         until, host = now + event.seconds, self.hosts[0] if event.host is None else event.host
-        return self._begin_drain(Draining(host, event.why, event.seconds, until, event.stays_out))
+        draining = Draining(host, event.why, event.seconds, until, event.stays_out)
+        return self._begin_drain(draining, "clients move")
 
-    def _begin_drain(self, draining: Draining) -> tuple[State, list[Effect]]:
+    def _begin_drain(self, draining: Draining, movers: str) -> tuple[State, list[Effect]]:
         name, seconds = self.host_name(draining.host), f"for up to {draining.seconds:.0f} seconds"
         if self._delays:
-            text = (
-                f"{name} is leaving: {draining.why}; its island goes on {seconds} while clients move off it"
-            )
+            text = f"{name} is leaving: {draining.why}; its island goes on {seconds} while {movers} off it"
         else:
             text = f"{self._leaves(draining.host, draining.why)}; its arrays can be read {seconds}"
         return draining, [Log(logging.WARNING, text)]

@@ -116,7 +116,7 @@ def _load_bundle(
             raise StatusError(StatusCode.CANCELLED, f"program '{manifest.name}': the session has ended")
         states = served.slice_states
         if states.lost & used:
-            raise states.error_of(states.lost & used)
+            raise states.refusal_of(states.lost & used)
 
     return LoopingProgram.of(
         program.calls,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Self
 
-from pathways.runtime.proxy.wire.statuses import StatusError, slice_lost
+from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +21,7 @@ class SliceStates:
       lost_at: the epoch in which each slice was lost last; 0 for never.
       reasons: the reason of the last loss of each slice; empty without one.
       lost: the slices that are lost now.
+      out: the slices of these that return only if an operator requests it.
       epoch: the number of losses and returns so far.
     """
 
@@ -28,14 +29,18 @@ class SliceStates:
     reasons: tuple[str, ...]
     lost: frozenset[int] = frozenset()
     epoch: int = 0
+    out: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, slices: int) -> Self:
         """Returns the state of a number of connected slices."""
         return cls((0,) * slices, ("",) * slices)
 
-    def lose(self, index: int, reason: str = "") -> SliceStates:
+    def lose(self, index: int, reason: str = "", *, returns: bool = True) -> SliceStates:
         """Returns the state after the loss of a slice.
+
+        Args:
+          returns: whether it returns by itself.
 
         Raises:
           ValueError: there is no such slice, or it is lost already.
@@ -46,7 +51,8 @@ class SliceStates:
         epoch = self.epoch + 1
         lost_at = (*self.lost_at[:index], epoch, *self.lost_at[index + 1 :])
         reasons = (*self.reasons[:index], reason, *self.reasons[index + 1 :])
-        return SliceStates(lost_at, reasons, self.lost | {index}, epoch)
+        out = self.out if returns else self.out | {index}
+        return SliceStates(lost_at, reasons, self.lost | {index}, epoch, out)
 
     def restore(self, index: int) -> SliceStates:
         """Returns the state after the return of a slice, without the arrays that it had.
@@ -57,14 +63,24 @@ class SliceStates:
         self._check(index)
         if index not in self.lost:
             raise ValueError(f"slice {index} is not lost")
-        return SliceStates(self.lost_at, self.reasons, self.lost - {index}, self.epoch + 1)
+        lost, out = self.lost - {index}, self.out - {index}
+        return SliceStates(self.lost_at, self.reasons, lost, self.epoch + 1, out)
 
     def lost_since(self, epoch: int) -> frozenset[int]:
         """Returns the slices that were lost after an epoch."""
         return frozenset(index for index, lost_at in enumerate(self.lost_at) if lost_at > epoch)
 
+    def refusal_of(self, slices: Iterable[int]) -> StatusError:
+        """Returns the error in place of arrays that would have been created on lost slices.
+
+        It is UNAVAILABLE where nobody needs to wait for a slice.
+        """
+        slices = frozenset(slices)
+        error = self.error_of(slices)
+        return StatusError(StatusCode.UNAVAILABLE, error.message) if slices & self.out else error
+
     def error_of(self, slices: Iterable[int]) -> StatusError:
-        """Returns the error in place of arrays that were on lost slices, or would have been created there."""
+        """Returns the error in place of arrays that were on lost slices."""
         indices = sorted(slices)
         names = ", ".join(map(str, indices))
         lost = f"slice {names} was lost" if len(indices) == 1 else f"slices {names} were lost"

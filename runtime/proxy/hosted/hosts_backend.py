@@ -116,7 +116,7 @@ class HostsBackend(Backend):
         return served
 
     @override
-    def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:
+    def start(self, lose: Callable[[int, str, bool], None], restore: Callable[[int], None]) -> None:
         self._watch = IslandWatch(self._session, self._islands, lose, restore)
 
     @override

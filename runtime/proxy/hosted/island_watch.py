@@ -20,7 +20,7 @@ class IslandWatch:
     Args:
       session: the session.
       islands: the number of the island of each slice.
-      lose: called with the number of a slice that is lost, and the reason.
+      lose: called with the number of a slice that is lost, the reason, and whether it returns by itself.
       restore: called with the number of a slice that has new workers.
     """
 
@@ -28,7 +28,7 @@ class IslandWatch:
         self,
         session: HostSession,
         islands: Sequence[int],
-        lose: Callable[[int, str], None],
+        lose: Callable[[int, str, bool], None],
         restore: Callable[[int], None],
     ) -> None:
         self._session = session
@@ -58,7 +58,8 @@ class IslandWatch:
                     # No slice returns: what fails says so itself.
                     if failure is not None and failure.kind is ServiceLostError:
                         return
-                    self._lose(slice, before.name if failure is None else failure.text)
+                    why = before.name if failure is None else failure.text
+                    self._lose(slice, why, not before.life.is_out)
                 if now is not None and before is not now:
                     self._restore(slice)
             self._known = current

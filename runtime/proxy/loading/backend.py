@@ -88,11 +88,11 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:
+    def start(self, lose: Callable[[int, str, bool], None], restore: Callable[[int], None]) -> None:
         """Starts to report slices.
 
         Args:
-          lose: called with the number of a slice that is lost, and the reason.
+          lose: called with the number of a slice that is lost, the reason, and whether it returns by itself.
           restore: called with the number of one that has returned, without the arrays that it had.
         """
 

@@ -135,7 +135,7 @@ class LocalBackend(Backend):
         ]
 
     @override
-    def start(self, lose: Callable[[int, str], None], restore: Callable[[int], None]) -> None:
+    def start(self, lose: Callable[[int, str, bool], None], restore: Callable[[int], None]) -> None:
         pass  # Slices of this process are lost by request alone.
 
     @override

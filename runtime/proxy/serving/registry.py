@@ -70,11 +70,11 @@ class SessionRegistry:
                 raise StatusError(StatusCode.INVALID_ARGUMENT, f"no session has the id {number}")
             return self._sessions[number]
 
-    def lose_slice(self, index: int, reason: str) -> None:
+    def lose_slice(self, index: int, reason: str, *, returns: bool = True) -> None:
         """Treats a slice as lost; see `ProxyServer.lose_slice`."""
         with self._lock:
             # States first: a session that is not in the list yet starts with the new ones.
-            self.served.slice_states = self.served.slice_states.lose(index, reason)
+            self.served.slice_states = self.served.slice_states.lose(index, reason, returns=returns)
             sessions = tuple(self._sessions.values())
         for session in sessions:
             session.handle_loss()

@@ -95,13 +95,16 @@ class ProxyServer:
         self.served.backend.close()
         self.registry.stalls.close()
 
-    def lose_slice(self, index: int, reason: str = "") -> None:
+    def lose_slice(self, index: int, reason: str = "", returns: bool = True) -> None:
         """Treats a slice as lost: all arrays on it become errors, and so do new ones.
+
+        Args:
+          returns: whether it returns by itself.
 
         Raises:
           ValueError: there is no such slice, or it is lost already.
         """
-        self.registry.lose_slice(index, reason)
+        self.registry.lose_slice(index, reason, returns=returns)
 
     def return_slice(self, index: int) -> None:
         """Returns a slice that was lost, for new arrays; its earlier ones stay lost.

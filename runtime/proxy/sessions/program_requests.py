@@ -115,7 +115,7 @@ def _start_restricted(
     """
     lost = state.slices.lost & state.served.slices_of(program.devices)
     if lost:
-        raise state.slices.error_of(lost)
+        raise state.slices.refusal_of(lost)
     donated = [arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)]
     consumed = [allocation for array in donated for allocation in array.memory]
     reserved: tuple[Allocation, ...] = ()

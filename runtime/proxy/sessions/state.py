@@ -223,7 +223,7 @@ class SessionState:
 
     def admit(self, array: ProxyArray) -> ProxyArray:
         """Accounts for a new array; returns its error if it is on a lost slice, or too large."""
-        array = self._unless_lost(array, self._slices.lost)
+        array = self._unless_refused(array)
         if not self._needs_memory(array):
             return array
         try:
@@ -239,7 +239,7 @@ class SessionState:
         self, results: Sequence[ProxyArray], reserved: Sequence[Allocation]
     ) -> list[ProxyArray]:
         """Accounts for the results of an execution, in place of allocations, which are freed."""
-        admitted = [self._unless_lost(array, self._slices.lost) for array in results]
+        admitted = [self._unless_refused(array) for array in results]
         new = [number for number, array in enumerate(admitted) if self._needs_memory(array)]
         sizes = [_shard_sizes(admitted[number]) for number in new]
         # In one step if they fit together, since an estimate of a program's memory may be too small.
@@ -248,6 +248,13 @@ class SessionState:
             for number, shards in zip(new, sizes, strict=True):
                 admitted[number] = admitted[number].with_memory(tuple(itertools.islice(memory, len(shards))))
         return [self.admit(array) for array in admitted]
+
+    def _unless_refused(self, array: ProxyArray) -> ProxyArray:
+        """Returns a new array, or its error if it is on a lost slice."""
+        if array.spec is None or array.error is not None:
+            return array
+        on_lost = self._slices.lost & self.served.slices_of(array.spec.placement.devices)
+        return ProxyArray(array.spec, self._slices.refusal_of(on_lost)) if on_lost else array
 
     def _unless_lost(self, array: ProxyArray, lost: frozenset[int]) -> ProxyArray:
         error = self.loss_of(array, lost)

@@ -120,5 +120,5 @@ def _status_of_host(text: str) -> StatusError:
 
 
 def slice_lost(text: str) -> StatusError:
-    """Returns the error in place of arrays that were on lost slices, or would have been created there."""
+    """Returns the error in place of arrays that were on lost slices."""
     return StatusError(StatusCode.DATA_LOSS, text)

@@ -168,7 +168,7 @@ class IslandMover:
           HostError: an array cannot be moved.
         """
         session, gang = self._session, self._gang
-        is_told, pause = False, _POLL_SECONDS
+        is_told, is_empty, pause = False, False, _POLL_SECONDS
         while not self._is_over():
             with session.order:
                 copied = self._copy_arrays()
@@ -192,7 +192,8 @@ class IslandMover:
                 break
             time.sleep(pause)
             pause = min(2 * pause, _MAX_POLL_SECONDS)
-        session.used.discard(gang.number)
+        if is_empty:
+            session.used.discard(gang.number)
         self._report(is_over=True)
 
     def _keeps_something(self) -> bool:

@@ -191,7 +191,7 @@ def test_gang_that_drains_accepts_steps_while_a_client_delays_it():
     (line,) = texts(one.handle(LeaveRequested(KEY, 7), 5.0))
     assert line == (
         "host 7 (island3) is leaving: its process received SIGTERM; its island goes on for up to 20 seconds "
-        "while clients move off it"
+        "while training moves off it"
     )
     assert one.state_name() == "draining"
     one.check_open()
