@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, override
 
 import jax
@@ -36,7 +36,7 @@ from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol import plain
-from pathways.runtime.hosts.protocol.messages import ResultArray
+from pathways.runtime.hosts.protocol.messages import DeviceLayout, ResultArray
 from pathways.runtime.hosts.protocol.shards import shard_indices
 from pathways.runtime.hosts.worker.call_runner import CallRefused
 from pathways.runtime.local.proxied_load import check_not_proxied
@@ -195,14 +195,27 @@ class _BatchesOnHosts(InputBatches):
 
     Args:
       is_ahead: whether hosts produce the next batch while one is waited for.
+      types_now: returns the types of the leaves, with the places where the step reads them now.
       *of_all: see `InputBatches`.
     """
 
-    def __init__(self, controller: HostSession, is_ahead: bool, *of_all: Any) -> None:
+    def __init__(
+        self,
+        controller: HostSession,
+        is_ahead: bool,
+        types_now: Callable[[], Sequence[PlacedType]],
+        *of_all: Any,
+    ) -> None:
         super().__init__(*of_all)
         self._is_ahead = is_ahead
-        self._requested: collections.deque[_RequestedBatch] = collections.deque()
         self._controller = controller
+        self._types_now = types_now
+        self._place()
+
+    def _place(self) -> None:
+        """Determines which hosts produce which rows, from where the step reads them."""
+        controller = self._controller
+        self._requested: collections.deque[_RequestedBatch] = collections.deque()
         self._name = f"input-{secrets.token_hex(8)}"
         self._lane = next(lanes)
         self._calls: list[FunctionCall] = []
@@ -281,6 +294,19 @@ class _BatchesOnHosts(InputBatches):
         self._take_states(self._positions_of(self._calls))
 
     def _make(self) -> list[Any]:
+        while True:
+            try:
+                return self._produce()
+            except HostError:
+                types = self._types_now()
+                if _places_of(types) == _places_of(self._types):
+                    raise
+                # The step has moved to another island: the batches after the last one are produced there.
+                self._types = types
+                self._place()
+                self._begin()
+
+    def _produce(self) -> list[Any]:
         batch = self._requested.popleft() if self._requested else self._request(self._number)
         if self._is_ahead:
             # Before the wait for the current batch, so that hosts produce this one meanwhile.
@@ -348,6 +374,11 @@ class _BatchesOnHosts(InputBatches):
         return self._controller.call(self._source.name, gang, self._hosts[gang], message)
 
 
+def _places_of(types: Sequence[PlacedType]) -> list[list[tuple[int, DeviceLayout]]]:
+    """Returns the island and the layout of each copy of arrays, whichever workers have them."""
+    return [[(where.gang.number, where.placement) for where in kind.locations] for kind in types]
+
+
 @functools.cache
 def _list_of(count: int) -> bytes:
     """Returns a list of arrays as a tree of `plain`."""
@@ -400,7 +431,9 @@ def batches_of(
     if not placed:
         check_not_proxied(f"pw.prefetch: {source.name} runs")
         return _BatchesHere(*of_all)
-    return _BatchesOnHosts(placed[0].controller, is_ahead, *of_all)
+    return _BatchesOnHosts(
+        placed[0].controller, is_ahead, functools.partial(executable.argument_types, numbers), *of_all
+    )
 
 
 def _check_states(name: str, states: Any, shards: int | None) -> None:

@@ -13,19 +13,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import host_functions
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attached import ServiceInThreads
 from inside import worker_process
+from jax.sharding import PartitionSpec
 
 import pathways as pw
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
+from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.service.protocol.admin import DrainRequest
 
 pytestmark = pytest.mark.hosts
+
+BATCH = {"x": np.zeros((8, 4), np.float32), "y": (np.zeros(8, np.int32), {"z": np.zeros(8, np.int32)})}
+"""Batch of the inputs of `host_functions`."""
 
 
 @pytest.fixture(scope="module")
@@ -274,3 +280,25 @@ def test_a_stopped_client_loses_what_it_has_on_a_drained_island(
         assert drain(service, f"island{host}", 1.0) == ("client 'stopped': slice front (moves)",)
         os.kill(stopped.pid, signal.SIGCONT)
         assert stopped.stdout.readline() == f"DATA_LOSS: host {host} (island{host}) has left: drained\n"
+
+
+@pytest.mark.parametrize("parts", [{"rows": 8}, {"shards": 2}], ids=["rows", "shards"])
+def test_an_input_on_hosts_moves_with_the_step_that_reads_it(
+    service: ServiceInThreads, ann: None, parts: dict[str, int]
+) -> None:
+    """Hosts of the other island go on with the batch after the last one."""
+    slice = pw.make_virtual_device_set().add_slice((2,), ("x",))
+    read = pw.jit(lambda x: x.sum(axis=1), devices=slice, in_shardings=(PartitionSpec("x"),))
+    step = pw.program(lambda batch: read(batch["x"])).lower(BATCH).compile()
+    source = pw.on_hosts(host_functions.numbered if "rows" in parts else host_functions.shard_of)
+    with pw.prefetch(source, step, "batch", count=24, **parts) as batches:
+        expected = [np.asarray(step(batch)) for batch in batches]
+    results = []
+    with pw.prefetch(source, step, "batch", count=24, **parts) as batches:
+        for number, batch in enumerate(batches):
+            (before,) = {binding.island for binding in process_cluster.manager().holders().values()}
+            results.append(np.asarray(step(batch)))
+            if number in (5, 15):
+                assert drain(service, before) == ()
+                service.service.return_island(before)
+    np.testing.assert_array_equal(results, expected)
