@@ -3,13 +3,19 @@
   python bench/elastic.py [--json PATH] [--only admission]
 
 In the rows of the scheduler devices and clients are simulated, and CPU time is that of the real scheduler. In
-the others the service and each client are processes, and devices are timers.
+the others the service and each client are processes; devices are timers, and CPUs in the row of drains.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +29,7 @@ from _served import WARM_UP, ServedIslands, line_of
 from simulated_sharing import DeviceTimers
 
 from pathways.runtime.resources.accounts import summed
+from pathways.runtime.service.protocol.folders import ClusterFolder
 from pathways.runtime.service.sharing.accounts import StepUse
 from pathways.runtime.service.sharing.memory import DeviceLimits, SharedMemory, StepBytes
 from pathways.runtime.service.sharing.places import WORK_SECONDS
@@ -34,6 +41,9 @@ DEVICES = range(4)
 ROUNDS = 5
 SECONDS = 4.0
 MIB = 1 << 20
+CLIENT = Path(__file__).parent / "_moving_client.py"
+MOVES = 3
+RESTART_SECONDS = 15.0
 LIMITS = DeviceLimits(16384 * MIB, 4096 * MIB)
 
 
@@ -213,6 +223,82 @@ def scrapes() -> Iterator[Row]:
         }
 
 
+def drains() -> Iterator[Row]:
+    """Measures the longest step of four clients when an island is drained, and when it is lost."""
+    seconds: dict[str, list[float]] = {"drained": [], "lost": []}
+    for _ in range(MOVES):
+        with tempfile.TemporaryDirectory() as folder, started_cluster(Path(folder)) as cluster:
+            token = Path(folder, "lab", "token")
+            clients = [
+                subprocess.Popen(
+                    [sys.executable, str(CLIENT), str(cluster.address()), str(token), f"client{n}"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                for n in range(4)
+            ]
+            try:
+                for client in clients:
+                    assert client.stdout is not None
+                    assert client.stdout.readline() == "ready\n"
+                for case in ("drained", "lost"):
+                    # The longest steps before, of the first ones, are of no interest.
+                    time.sleep(WARM_UP)
+                    longest_of(clients)
+                    if case == "drained":
+                        _cluster_tool(folder, "drain", "lab", "island0")
+                    else:
+                        status = json.loads(_cluster_tool(folder, "status", "lab", "--json"))
+                        os.kill(status["islands"][1]["hosts"][0]["pid"], signal.SIGKILL)
+                    time.sleep(RESTART_SECONDS)
+                    seconds[case].append(longest_of(clients))
+            finally:
+                for client in clients:
+                    client.kill()
+                    client.communicate()
+    yield {
+        "case": "4 clients with 64 MB each on one island: longest step",
+        "drained s": statistics.median(seconds["drained"]),
+        "lost s": statistics.median(seconds["lost"]),
+        "ratio": statistics.median(a / b for a, b in zip(seconds["drained"], seconds["lost"], strict=True)),
+        "to reach": "<= 0.5",
+    }
+
+
+def longest_of(clients: list[subprocess.Popen[str]]) -> float:
+    """Returns the longest step of clients since the last call."""
+    longest = 0.0
+    for client in clients:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write("\n")
+        client.stdin.flush()
+        longest = max(longest, float(client.stdout.readline()))
+    return longest
+
+
+def _cluster_tool(folder: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pathways.tools.pw_cluster", *arguments]
+    environment = os.environ | {"PW_CLUSTERS": folder}
+    return subprocess.run(
+        command, env=environment, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ).stdout
+
+
+@contextlib.contextmanager
+def started_cluster(folder: Path) -> Iterator[ClusterFolder]:
+    """Starts a cluster of two islands of four devices."""
+    file = folder / "lab.toml"
+    file.write_text("[[islands]]\ncount = 2\ndevices_per_host = 4\n")
+    _cluster_tool(str(folder), "up", str(file))
+    try:
+        os.environ["PW_CLUSTERS"] = str(folder)
+        yield ClusterFolder("lab")
+    finally:
+        _cluster_tool(str(folder), "down", "lab")
+
+
 def rate_of(served: ServedIslands, seconds: float) -> float:
     """Returns the steps of all clients in a second, while metrics are read if there are some."""
 
@@ -241,6 +327,7 @@ def main() -> None:
         "accounts": accounts,
         "neighbours": neighbours,
         "scrapes": scrapes,
+        "drains": drains,
     }
     run_parts(parser_of(__doc__).parse_args(), parts)
 

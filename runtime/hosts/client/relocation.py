@@ -126,14 +126,17 @@ def relocate(
     Raises:
       HostError: a host was lost.
     """
-    moves = [_Move.of(array, target) for array, _, target in wanted]
-    going = [
-        (array, copy, move) for (array, copy, _), move in zip(wanted, moves, strict=True) if move is not None
-    ]
-    if going:
-        loaded = _loaded(session, tuple(move for *_, move in going))
-        _run(session, loaded.program, going)
-    return [each for each, move in zip(wanted, moves, strict=True) if move is None]
+    while True:
+        wanted = [each for each in wanted if not each[1].is_at(each[2])]
+        moves = [_Move.of(array, target) for array, _, target in wanted]
+        going = [
+            (array, copy, move)
+            for (array, copy, _), move in zip(wanted, moves, strict=True)
+            if move is not None
+        ]
+        # Another thread may have moved an array since.
+        if not going or _run(session, _loaded(session, tuple(move for *_, move in going)).program, going):
+            return [each for each, move in zip(wanted, moves, strict=True) if move is None]
 
 
 def _loaded(session: HostSession, moves: tuple[_Move, ...]) -> _KeptProgram:
@@ -153,9 +156,14 @@ def _loaded(session: HostSession, moves: tuple[_Move, ...]) -> _KeptProgram:
         return known[moves]
 
 
-def _run(session: HostSession, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> None:
+def _run(session: HostSession, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> bool:
+    """Runs a program of transfers; returns False if an array is not at its source any more."""
     # Another thread may donate them, too: before this, which is an error, or after it.
     with session.pool.order:
+        for array, _, move in going:
+            if not array.is_at(move.source):
+                array.check_alive()
+                return False
         arguments = {
             island: [going[port.number][0].number_at(going[port.number][2].source) for port in ports]
             for island, ports in program.inputs.items()
@@ -169,6 +177,7 @@ def _run(session: HostSession, program: HostedProgram, going: Sequence[tuple[Arr
                 for position, port in enumerate(ports):
                     _, copy, move = going[port.number]
                     copy.add_copy(move.target, step.number + 1 + position, step)
+    return True
 
 
 def _load(session: HostSession, moves: Sequence[_Move]) -> HostedProgram:
