@@ -36,6 +36,8 @@ _POLL_SECONDS = 0.02
 _MAX_POLL_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
 
+_NONE: Mapping[int, tuple[int, ...]] = {}
+
 log = logging.getLogger("pathways")
 
 
@@ -113,7 +115,7 @@ class IslandMover:
                     self._has_switched = True
                     self._copy_arrays()
                     break
-        self._report(slices=tuple(slice.number for slice in bindings))
+        self._report({slice.number: binding.positions for slice, binding in bindings.items()})
 
     def _bindings(self, slices: DeviceAllocator) -> dict[VirtualSlice, Binding]:
         """Returns the new devices of the slices that move now."""
@@ -233,11 +235,12 @@ class IslandMover:
             with session.order:
                 array.drop_copy(where)
 
-    def _report(self, *, slices: tuple[int, ...] = (), is_over: bool = False, why: str = "") -> None:
+    def _report(
+        self, slices: Mapping[int, tuple[int, ...]] = _NONE, *, is_over: bool = False, why: str = ""
+    ) -> None:
         island, start = self._gang.life.key
-        self._session.report_move(
-            MoveReport(island, start, slices, is_over, printable(why, MAX_REASON_CHARS))
-        )
+        reason = printable(why, MAX_REASON_CHARS)
+        self._session.report_move(MoveReport(island, start, dict(slices), is_over, reason))
 
 
 class ArrayTargets:

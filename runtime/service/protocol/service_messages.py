@@ -201,14 +201,14 @@ class MoveReport(m.Message, frozen=True):
 
     Attributes:
       start: as in `ForHost`.
-      slices: the slices that have moved since the last report.
+      slices: the positions of the devices of slices that have moved, by their numbers.
       is_over: whether the client needs nothing on the island any more.
       why: why it cannot move now; empty if it can.
     """
 
     island: int
     start: int
-    slices: tuple[int, ...] = ()
+    slices: dict[int, tuple[int, ...]] = {}
     is_over: bool = False
     why: str = ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pathways.runtime.hosts.protocol.messages import MessageError
 from pathways.runtime.plan.plan import SliceSpec
@@ -108,12 +108,27 @@ class BoundSlices:
                 if owner is client and slice in planned
             }
 
-    def move(self, client: ServedClient, numbers: Sequence[int]) -> None:
-        """Notes that slices of a client have moved to the devices that were planned."""
+    def move(self, client: ServedClient, positions: Mapping[int, Sequence[int]]) -> None:
+        """Notes that slices of a client have moved, by their numbers.
+
+        Not only as planned: the island may have been lost meanwhile, and the plan dropped.
+
+        Raises:
+          MessageError: the positions are not those of as many different devices of one island.
+        """
         with self._lock:
-            planned = self._manager.planned()
-            slices = [self._slices.get((client, number)) for number in numbers]
-            self._manager.move({slice: planned[slice] for slice in slices if slice and slice in planned})
+            bound, devices = self._manager.holders(), self._manager.cluster.devices
+            moved = {}
+            for number, own in positions.items():
+                slice = self._slices.get((client, number))
+                if slice is None:
+                    # It was released meanwhile.
+                    continue
+                known = [devices[n] for n in dict.fromkeys(own) if 0 <= n < len(devices)]
+                if len(known) != slice.spec.size or len({device.island for device in known}) != 1:
+                    raise MessageError(f"slice '{slice.spec.name}' cannot move to devices {tuple(own)}")
+                moved[slice] = dataclasses.replace(bound[slice], devices=tuple(known))
+            self._manager.move(moved)
 
     def bind(self, client: ServedClient, request: RequestDevices) -> DevicesBound:
         """Binds the slices of a program of a client.
