@@ -34,7 +34,7 @@ class _Snapshots(Collector):
         up = GaugeMetricFamily("pathways_island_up", "1 while it accepts steps.", labels=["island"])
         losses = CounterMetricFamily("pathways_island_losses", "Losses of its workers.", labels=["island"])
         for island in status.islands:
-            up.add_metric([island.name], float(island.state == "running"))
+            up.add_metric([island.name], float(island.state in ("running", "draining")))
             losses.add_metric([island.name], island.losses)
         yield up
         yield losses

@@ -57,7 +57,8 @@ class DeviceIsland:
 
     Attributes:
       slices: the number of slices as which unmodified JAX programs see it.
-      state: `running`; `leaving` after SIGTERM; `restarting` until its lost workers are replaced; `lost` if
+      state: `running`; `draining` while clients move off it; `leaving` when it accepts nothing more;
+        `drained` until an operator has it return; `restarting` until its lost workers are replaced; `lost` if
         they will not be. Islands are equal whatever their state.
       round_trip: the seconds that a request to its hosts and the last reply take, from the process that
         started the workers or is attached to a service; None if unknown, and for devices of one process.

@@ -251,7 +251,8 @@ class IslandStatus:
     """Status of an island of a service.
 
     Attributes:
-      state: `running`; `leaving` after SIGTERM; `restarting` until its lost workers are replaced; `lost` if
+      state: `running`; `draining` while clients move off it; `leaving` when it accepts nothing more;
+        `drained` until an operator has it return; `restarting` until its lost workers are replaced; `lost` if
         they will not be.
       devices: the number of its devices.
       free_memory: the bytes of memory of a device that no array occupies, on the host with the least, where

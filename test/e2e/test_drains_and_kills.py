@@ -141,7 +141,7 @@ def test_values_are_exact_while_islands_are_drained(
 ) -> None:
     """Without losses no client sees any error."""
     clients = start(service, tmp_path, may_fail=may_fail)
-    operator = Operator(service, 1)
+    operator = Operator(service, int(os.environ.get("PW_SEED", "1")))
     try:
         for client in clients:
             assert client.stdout is not None

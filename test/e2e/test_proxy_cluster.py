@@ -380,3 +380,57 @@ def test_a_program_above_its_quota_gets_a_status_and_goes_on(tmp_path: Path) -> 
         assert (steps["client"], steps["use"]["failures"] >= 1, steps["held_bytes"]) == ("ann", True, 0)
         # The second step above the quota may run after a free.
         assert steps["use"]["result_bytes"] in (3 << 20, 4 << 20)
+
+
+ON_DRAINED = """
+    import sys
+    import time
+    import jax
+    import numpy as np
+
+    double = jax.jit(lambda x: 2 * x)
+    first, last = jax.devices()[0], jax.devices()[-1]
+    there, here = (double(jax.device_put(np.arange(4.0), device)) for device in (first, last))
+    jax.block_until_ready((there, here))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    # The server looks for losses ten times a second.
+    time.sleep(0.5)
+    for use in (lambda: there, lambda: double(jax.device_put(np.arange(4.0), first))):
+        try:
+            print(np.asarray(use()))
+        except Exception as error:
+            print(str(error).partition("\\n")[0])
+    print(*np.asarray(double(here)))
+"""
+
+
+def test_pw_cluster_run_loses_drained_islands_with_notice(cluster: Tool) -> None:
+    """Its arrays there are lost when the time is over, and what is new is refused at once."""
+    with cluster.ready("px", textwrap.dedent(ON_DRAINED)) as process:
+        drained = cluster("drain", "lab", "island0", "--grace", "1")
+        assert (drained.returncode, drained.stdout) == (1, "")
+        (*_, error) = drained.stderr.splitlines()
+        assert error.startswith("pw-cluster: error: island0 has left after 1 s, and lost all of client 'px'")
+        out, err = process.communicate("\n", timeout=60)
+        assert out.splitlines() == [
+            "DATA_LOSS: slice 0 was lost: host 0 (island0) has left: drained",
+            "UNAVAILABLE: slice 0 was lost: host 0 (island0) has left: drained",
+            "0.0 4.0 8.0 12.0",
+        ], err[-2000:]
+    # Without --islands, a program gets the devices of the others.
+    with cluster.ready("px", "import jax; print('ready'); print(len(jax.devices()))") as process:
+        assert process.communicate(timeout=60)[0] == "2\n"
+    refused = cluster("run", "lab", "--islands", "island0", "--", sys.executable, "-c", "")
+    assert (
+        refused.stderr
+        == "pw-cluster: error: --islands: island0 is drained; pw-cluster undrain has it return\n"
+    )
+    again = cluster("drain", "lab", "island0")
+    assert again.stderr.endswith("island0 is drained: only a running island can be drained\n")
+    assert cluster("undrain", "lab", "island0").returncode == 0
+    assert cluster("undrain", "lab", "island0").stderr.endswith(
+        "island0 is running: only a drained island returns\n"
+    )
+    with cluster.ready("px", "import jax; print('ready'); print(len(jax.devices()))") as process:
+        assert process.communicate(timeout=60)[0] == "6\n"

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import jax
 import pytest
 from attached import ServiceInThreads
 from check import assert_equal
+from models import layer
 from resilient_training import (
     KillsInCalls,
     batches,
@@ -26,6 +28,7 @@ from resilient_training import (
     stages,
     train,
     train_through_kills,
+    trainer,
     undisturbed,
 )
 from test_fewer_replicas import Trainer
@@ -43,6 +46,7 @@ from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.worker.probes import Probes
 from pathways.runtime.resilience.snapshots import worker_snapshots as snapshots
 from pathways.runtime.resilience.snapshots.run_names import run_name
+from pathways.runtime.service.protocol.admin import DrainReply, DrainRequest
 
 CLIENT = Path(__file__).parents[1] / "support" / "resilient_client.py"
 
@@ -370,3 +374,74 @@ def test_resilient_service_refuses_arguments_of_clients(serve, folder, stranger)
     assert [host.process.pid for host in client.hosts] == pids
     assert called(client, "open_run", 0, run=run)["versions"] == []
     assert len([*folder.iterdir()]) == 1
+
+
+class CountedTraining:
+    """Step of a pipeline of two stages that counts its calls: more than steps were run again."""
+
+    def __init__(self, *islands: str | None) -> None:
+        devices = pw.make_virtual_device_set()
+        slices = [devices.add_slice((1,), ("x",), island=island) for island in islands]
+        self.step, self.state = trainer([pw.jit(layer, devices=one) for one in slices])
+        self.source = batches(24)
+        self.expected = undisturbed(self.step, self.state, self.source)
+        self.calls = 0
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        self.calls += 1
+        return self.step(state, batch)
+
+    def check(self, acts: dict[int, Callable[[], Any]], every: int) -> Any:
+        """Trains, and checks that no step was run again; returns the state at the end."""
+        acts = {n: lambda: time.sleep(0.05) for n in range(len(self.source))} | acts
+        with pw.resilient(self, self.state, self.source, every=every, feeds=(self.step, "batch")) as run:
+            metrics = train(run, acts, len(self.source))
+            assert_equal((metrics, jax.device_get(run.state)), self.expected)
+            assert run.status().losses == 0
+            assert self.calls == len(self.source)
+            return run.state
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_resilient_client_moves_off_islands_that_are_drained(serve, every):
+    """First the one of the first stage, then that of the second, which has its copies."""
+    service = serve(*[pw.Island()] * 3)
+    training = CountedTraining(None, None)
+    first, second = (Drain(service, f"island{n}") for n in range(2))
+    state = training.check({3: first.start, 14: lambda: (first.end(), second.start())}, every)
+    second.end()
+    assert hosts_of(state) == {0, 2}
+
+
+def test_resilient_client_waits_for_drained_islands_of_its_slices(serve):
+    """It has a version of its state elsewhere, and goes on when the island returns."""
+    service = serve(*[pw.Island()] * 3)
+    training = CountedTraining("island0", "island1")
+    drain = Drain(service, "island0")
+    returned = threading.Timer(4.0, drain.end)
+    state = training.check({3: lambda: (drain.start(), returned.start())}, 100)
+    returned.join()
+    assert hosts_of(state) == {0, 1}
+
+
+class Drain:
+    """Drain of an island in the background."""
+
+    def __init__(self, service: ServiceInThreads, island: str) -> None:
+        self._service = service.service
+        self._island = island
+        self._last: list[DrainReply] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        *_, last = self._service.drain(DrainRequest(self._island, 60.0))
+        self._last.append(last)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Waits until the island is drained, checks that nothing was lost, and has it return."""
+        self._thread.join()
+        assert self._last == [DrainReply(True, ())]
+        self._service.return_island(self._island)

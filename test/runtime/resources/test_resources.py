@@ -363,3 +363,55 @@ def test_process_cluster_disconnects_from_managed_devices_that_equal_its_own():
     own = cluster.manager()
     cluster.connect(lambda: cluster_of(2))
     assert cluster.manager() is own
+
+
+def test_manager_plans_where_slices_of_a_closed_island_move():
+    """Slices of one program share no device there, either; a slice of another program may share them."""
+    manager, devices = manager_of(12, 3), make_virtual_device_set()
+    s0, s1, s2 = (devices.add_slice(4, "x") for _ in range(3))
+    other = make_virtual_device_set().add_slice(2, "x")
+    manager.bind([s0, s1], "f")
+    manager.bind([other], "g")
+    bound = manager.bind([s0, s1], "f") | manager.bind([other], "g")
+    assert [bound[slice].island for slice in (s0, s1, other)] == ["island0", "island1", "island2"]
+    planned = manager.close_island("island0", moves_all=True)
+    assert {slice: binding.island for slice, binding in planned.items()} == {s0: "island2"}
+    # Until it has moved, it stays where it is, and new slices of its programs avoid both places.
+    assert manager.bind([s0], "f")[s0].island == "island0"
+    with pytest.raises(ResourceError, match=r"there are 8 \(island0: drained, island1: 4, island2: 4\)"):
+        manager.bind([s0, s1, s2], "h")
+    manager.move(planned)
+    assert manager.bind([s0], "f")[s0].positions == (8, 9, 10, 11)
+    assert not manager.planned()
+    manager.open_island("island0")
+    assert manager.bind([s0, s1, s2], "h")[s2].island == "island0"
+
+
+def test_manager_changes_nothing_where_a_slice_can_move_nowhere():
+    manager, devices = manager_of(8, 2), make_virtual_device_set()
+    s0, s1 = (devices.add_slice(4, "x") for _ in range(2))
+    manager.bind([s0, s1], "f")
+    with pytest.raises(ResourceError, match="program f: not enough devices: it needs 8"):
+        manager.close_island("island1", moves_all=True)
+    assert not manager.planned()
+    assert manager.close_island("island1", moves_all=False) == {}
+    manager.open_island("island1")
+    manager.release(s1)
+    assert manager.close_island("island0", moves_all=True)[s0].island == "island1"
+
+
+def test_manager_plans_no_moves_of_pinned_slices():
+    manager, devices = manager_of(8, 2), make_virtual_device_set()
+    pinned, free = devices.add_slice(2, "x", island="island0"), devices.add_slice(2, "x")
+    manager.bind([pinned, free], "f")
+    assert [*manager.close_island("island0", moves_all=True)] == [free]
+
+
+def test_manager_moves_replicas_to_different_islands():
+    """As when they are bound: each replica on an island of its own."""
+    manager, devices = manager_of(16, 4), make_virtual_device_set(replicas=2)
+    slice = devices.add_slice(4, "x")
+    bound = manager.bind(slice.replicas, "f")
+    first, second = (bound[replica].island for replica in slice.replicas)
+    (moved,) = manager.close_island(first, moves_all=True).values()
+    assert len({first, second, moved.island}) == 3

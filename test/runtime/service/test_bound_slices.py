@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from pathways.runtime.hosts.protocol.messages import MessageError
 from pathways.runtime.plan.plan import SliceSpec
 from pathways.runtime.resources import cluster
 from pathways.runtime.resources.status import SliceStatus
@@ -10,10 +13,15 @@ from pathways.runtime.service.served.bound_slices import BoundSlices
 from pathways.runtime.service.served.served_client import ServedClient
 
 
-def bound_slices() -> BoundSlices:
-    """Returns the slices of an island of two devices."""
-    devices = tuple(cluster.Device(n, n, "cpu", cluster.Host(0), "island0", None) for n in range(2))
-    return BoundSlices(cluster.Cluster((cluster.DeviceIsland("island0", devices),)))
+def bound_slices(islands: int = 1) -> BoundSlices:
+    """Returns the slices of islands of two devices."""
+    devices = [
+        tuple(cluster.Device(2 * i + n, n, "cpu", cluster.Host(i), f"island{i}", None) for n in range(2))
+        for i in range(islands)
+    ]
+    return BoundSlices(
+        cluster.Cluster(tuple(cluster.DeviceIsland(f"island{i}", own) for i, own in enumerate(devices)))
+    )
 
 
 def test_bound_slices_have_a_status_until_they_are_released():
@@ -45,3 +53,25 @@ def test_bound_slices_bind_no_devices_of_a_disconnected_client():
     assert (bound.request, bound.positions, bound.error) == (5, {}, "client 'bob' has disconnected")
     assert not slices._slices
     assert slices.bind(ann, request).positions == {1: (0,)}
+
+
+def test_bound_slices_move_with_their_client():
+    """A plan may be dropped with a lost island while the client moves: then its report counts."""
+    slices, ann = bound_slices(3), ServedClient(1, "ann", None)
+    requests = tuple(
+        SliceRequest(n, SliceSpec(f"s{n}", ("x",), (2,), "island1" if n else None), None, 0, 1, 1)
+        for n in range(2)
+    )
+    assert slices.bind(ann, RequestDevices(5, "f", requests)).positions == {0: (0, 1), 1: (2, 3)}
+    slices.close_island("island0", moves_all=True)
+    assert slices.planned(ann) == {0: (4, 5)}
+    assert slices.states_on(ann, "island0") == ["slice s0 (moves)"]
+    slices.open_island("island0")
+    slices.close_island("island1", moves_all=True)
+    assert slices.planned(ann) == {}
+    assert slices.states_on(ann, "island1") == ["slice s1 (pinned)"]
+    slices.move(ann, {0: (4, 5), 7: (0, 1)})
+    assert slices.numbers_on(ann, "island2") == {0}
+    for wrong in ((4,), (4, 4), (3, 4), (4, 6), (-1, 5)):
+        with pytest.raises(MessageError, match="slice 's0' cannot move to devices"):
+            slices.move(ann, {0: wrong})
