@@ -68,15 +68,27 @@ class HostsExecutable(ProgramExecutable):
         program = self._load()
         with self._session.order:
             # Slices may have moved to another island while the program was loaded.
-            while (moved := bind_slices(interface, self.plan)) != self._bindings:
+            while self._has_moved():
                 self._session.unload(program)
-                self._bindings = moved
                 program = self._load()
             self._use(program)
             self._session.programs.add(self)
 
+    def _has_moved(self) -> bool:
+        """Returns whether slices have other devices now, and notes these."""
+        before, self._bindings = self._bindings, bind_slices(self.interface, self.plan)
+        return before != self._bindings
+
     def _load(self) -> HostedProgram:
         """Loads the program for the devices of its slices."""
+        while True:
+            try:
+                return self._load_there()
+            except HostError:
+                if not self._has_moved():
+                    raise
+
+    def _load_there(self) -> HostedProgram:
         try:
             return self._loader.load({name: SlicePlace.of(each) for name, each in self._bindings.items()})
         except SplitError as error:

@@ -38,7 +38,8 @@ class ServiceInThreads:
 
     def __init__(self, settings: Settings, folder: Path, rules: SharingRules | None = None) -> None:
         self.service = Service(settings, starter_of(settings), rules=rules, at_end=remove_all_client_runs)
-        self._secret = secrets.token_bytes(32)
+        # No bytes that are white space at the end of a file.
+        self._secret = secrets.token_hex(32).encode()
         self._place = str(folder / f"{secrets.token_hex(4)}.socket")
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(self._place)
