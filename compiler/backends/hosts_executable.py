@@ -132,10 +132,14 @@ class HostsExecutable(ProgramExecutable):
         program = self._loader.load(places)
 
         def use() -> None:
+            unload.detach()
             self._unload()
             self._bindings = own
             self._use(program)
 
+        # If it is not used: a program that moves with it cannot be compiled, for example.
+        unload = weakref.finalize(use, self._session.unload, program)
+        unload.atexit = False
         return use
 
     @property

@@ -148,7 +148,11 @@ class ResourceManager[S: RequestedSlice]:
             try:
                 for group in self._groups(movable):
                     partners = {other for slice in group for other in self._partners.get(slice, ())}
-                    held = {slice: self._bound[slice] for slice in partners if slice in self._bound}
+                    held = {
+                        slice: self._planned.get(slice, self._bound[slice])
+                        for slice in partners
+                        if slice in self._bound
+                    }
                     kept = {slice: binding for slice, binding in held.items() if slice not in group}
                     program = self._bound[group[0]].program
                     try:

@@ -49,6 +49,7 @@ from pathways.runtime.service.protocol.service_messages import (
     FromHost,
     LoadForeignProgram,
     LoadProgram,
+    MoveSlices,
     QuotaError,
     ReleaseDevices,
     RemoteError,
@@ -153,6 +154,8 @@ class ControlRequestHandler:
                 start_thread(functools.partial(self._load, client, message), "load")
             case RequestDevices():
                 client.watch.send(self._slices.bind(client, message))
+            case MoveSlices():
+                client.watch.send(self._slices.move(client, message))
             case ReleaseDevices():
                 self._slices.release(client, message.slices)
             case Unload():

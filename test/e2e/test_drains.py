@@ -27,6 +27,8 @@ from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local.devices import process_cluster
 from pathways.runtime.resources.manager import ResourceError
 from pathways.runtime.service.protocol.admin import DrainRequest
+from pathways.runtime.service.sharing.memory import DeviceLimits
+from pathways.runtime.service.sharing.rules import ClientRules, SharingRules
 
 pytestmark = pytest.mark.hosts
 
@@ -181,6 +183,7 @@ def test_pinned_slices_are_lost_with_a_drained_island(service: ServiceInThreads,
     array = add(jnp.ones(4))
     (keeper,) = drain(service, "island1", 0.5)
     assert keeper == "client 'ann': slice pinned (pinned)"
+    wait_until(lambda: pw.cluster().islands[1].state == "drained")
     with pytest.raises(pw.HostError, match=r"host 1 \(island1\) has left: drained"):
         np.asarray(array)
     with pytest.raises(pw.HostError, match=r"host 1 \(island1\) has left: drained"):
@@ -209,6 +212,7 @@ def test_a_drain_is_refused_where_slices_fit_nowhere_else(service: ServiceInThre
     np.testing.assert_array_equal(step(jnp.ones(4)), np.full(4, 4.0))
     (keeper,) = drain(service, "island2", 0.5, force=True)
     assert "fits nowhere else" in keeper
+    wait_until(lambda: pw.cluster().islands[2].state == "drained")
     with pytest.raises(pw.HostError, match=r"host 2 \(island2\) has left: drained"):
         np.asarray(step(jnp.ones(4)))
 
@@ -302,3 +306,41 @@ def test_an_input_on_hosts_moves_with_the_step_that_reads_it(
                 assert drain(service, before) == ()
                 service.service.return_island(before)
     np.testing.assert_array_equal(results, expected)
+
+
+QUOTA = 5 << 20
+
+
+def test_what_does_not_fit_elsewhere_stays_where_it_is(tmp_path: Path) -> None:
+    """Steps go on with it until the island leaves."""
+    pw.disconnect()
+    limits = DeviceLimits(3 * QUOTA, QUOTA)
+    rules = SharingRules(clients={"ann": ClientRules(memory=QUOTA)}, islands=(limits,) * 2)
+    service = ServiceInThreads(Settings((Island(),) * 2), tmp_path, rules)
+    try:
+        with service.attached("ann", hosts=2):
+            full, free = (
+                pw.make_virtual_device_set().add_slice((1,), ("x",), name=name, island=island)
+                for name, island in (("full", "island1"), ("free", None))
+            )
+            # Three of the small ones fit the quota of a device, and not the large one beside them.
+            small, large = np.ones(5 << 16, np.float32), np.ones(7 << 16, np.float32)
+            keep = pw.program(lambda x: pw.jit(lambda x: x * 1, devices=full)(x))
+            kept = [keep(small).block_until_ready() for _ in range(3)]
+            add = pw.program(lambda x: pw.jit(lambda x: x + 1, devices=free)(x), donate_argnums=0)
+            array = add(large).block_until_ready()
+            assert (kept[0].hosts, array.hosts) == ((1,), (0,))
+            replies = service.service.drain(DrainRequest("island0", 60.0))
+            while not (keepers := next(replies).keepers) or "exceeds the quota" not in keepers[0]:
+                pass
+            assert keepers[0].startswith(
+                "client 'ann': slice free (moves): program relocation: a step of program"
+            )
+            array = add(array)
+            np.testing.assert_array_equal(array, np.full(7 << 16, 3.0, np.float32))
+            # With room on the other island, the next try succeeds.
+            kept.clear()
+            assert [*replies][-1].keepers == ()
+            np.testing.assert_array_equal(add(array), np.full(7 << 16, 4.0, np.float32))
+    finally:
+        service.close()

@@ -99,16 +99,6 @@ def relocate_array(session: HostSession, array: Array, where: Location) -> None:
         array.put(where, array.fetch())
 
 
-def load_relocation(session: HostSession, array: Array, where: Location) -> None:
-    """Loads the program that brings an array to a location, which `relocate` then has.
-
-    Raises:
-      HostError: a host was lost.
-    """
-    if (move := _Move.of(array, where)) is not None:
-        _loaded(session, (move,))
-
-
 def relocate(
     session: HostSession, wanted: Sequence[tuple[Array, Array, Location]]
 ) -> list[tuple[Array, Array, Location]]:

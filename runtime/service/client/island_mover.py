@@ -1,8 +1,8 @@
 """Move of a client off an island that is drained: its slices, programs and arrays, while its steps go on.
 
-Programs are compiled for the new devices beside those that run. Then, between two steps, slices and programs
-are switched, and the arrays are copied. A copy on the island is freed when the new one is there, so that
-nothing is lost where a move fails.
+Programs are compiled for the new devices, and arrays are copied, beside the steps. Then, between two steps,
+slices and programs are switched, and the arrays are copied that are new since. A copy on the island is freed
+when the new one is there, so that nothing is lost where a move fails.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathways.runtime.control.records.errors import Failure, HostError
 from pathways.runtime.control.records.events import GangKey
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.client.host_session import MovableProgram
-from pathways.runtime.hosts.client.relocation import load_relocation, relocate
+from pathways.runtime.hosts.client.relocation import relocate
 from pathways.runtime.hosts.cluster.host import HostGang, Location
+from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.resources.virtual import VirtualSlice, make_virtual_device_set
@@ -34,9 +35,8 @@ from pathways.runtime.service.protocol.service_messages import (
 
 _POLL_SECONDS = 0.02
 _MAX_POLL_SECONDS = 0.2
-_RETRY_SECONDS = 1.0
-
-_NONE: Mapping[int, tuple[int, ...]] = {}
+_RETRY_SECONDS = 0.5
+_MAX_RETRY_SECONDS = 8.0
 
 log = logging.getLogger("pathways")
 
@@ -45,10 +45,10 @@ def move_when_drained(session: RemoteSession) -> None:
     """Has a session move off islands that are drained."""
 
     def begin(notice: IslandDrainingNotice) -> None:
-        gang = session.pool.get(GangKey(notice.island, notice.start))
-        if gang is not None:
-            mover = IslandMover(session, gang, notice)
-            start_thread(mover.run, "move")
+        gang, slices = session.pool.get(GangKey(notice.island, notice.start)), session.slices
+        # Without slices this client has nothing there, and gets nothing.
+        if gang is not None and slices is not None:
+            start_thread(IslandMover(session, slices, gang, notice).run, "move")
 
     session.on_drain(begin)
 
@@ -57,35 +57,43 @@ class IslandMover:
     """Mover off the workers of an island.
 
     Args:
+      slices: the devices of the slices of the client.
       gang: these workers.
       notice: the notice of the service, with the devices of slices that can move.
     """
 
-    def __init__(self, session: RemoteSession, gang: HostGang, notice: IslandDrainingNotice) -> None:
+    def __init__(
+        self, session: RemoteSession, slices: DeviceAllocator, gang: HostGang, notice: IslandDrainingNotice
+    ) -> None:
         self._session = session
+        self._slices = slices
         self._gang = gang
         self._why: Failure = notice.why.failure()
         self._positions = notice.moves
-        self._targets = ArrayTargets(session, gang, {}, {})
+        self._targets = ArrayTargets(session.pool, slices, gang, {})
         self._has_switched = False
         # Arrays whose values are errors, and which stay: by their numbers.
         self._failed: set[int] = set()
 
     def run(self) -> None:
         """Moves until nothing is left on the island, or it has left."""
-        problem = ""
+        problem, pause = "", _RETRY_SECONDS
         while not self._is_over():
             try:
                 self._switch()
                 self._leave()
-            except PathwaysError as error:
+                return
+            except Exception as error:
                 if str(error) != problem and not self._is_over():
                     problem = str(error)
-                    log.warning("cannot move off %s, which is drained: %s", self._gang.name, problem)
+                    # Unexpected errors, too: the island leaves in any case.
+                    trace = None if isinstance(error, PathwaysError) else error
+                    log.warning(
+                        "cannot move off %s, which is drained: %s", self._gang.name, problem, exc_info=trace
+                    )
                     self._report(why=problem.partition("\n")[0])
-                time.sleep(_RETRY_SECONDS)
-            else:
-                return
+                time.sleep(pause)
+                pause = min(2 * pause, _MAX_RETRY_SECONDS)
 
     def _is_over(self) -> bool:
         return self._session.is_closed or self._gang.is_lost()
@@ -94,39 +102,40 @@ class IslandMover:
         """Moves slices and programs to other devices, and begins to copy the arrays there."""
         if self._has_switched:
             return
-        session, slices = self._session, self._session.slices
-        bindings = self._bindings(slices)
-        self._targets = ArrayTargets(session, self._gang, slices.holders(), bindings)
+        session = self._session
+        bindings = self._bindings()
+        self._targets = ArrayTargets(session.pool, self._slices, self._gang, bindings)
         loaded: dict[MovableProgram, Callable[[], None] | None] = {}
         while True:
             for program in self._programs():
                 if program not in loaded:
                     loaded[program] = program.load_for(bindings)
-            # Only what is there since is compiled while steps wait.
-            for array, where in self._arrays():
-                if (target := self._targets.of(where)) is not None and not array.is_at(target):
-                    load_relocation(session, array, target)
+            self._copy_ahead()
             with session.order:
                 if all(program in loaded for program in self._programs()):
-                    slices.move(bindings)
+                    session.move_slices(
+                        {slice.number: binding.positions for slice, binding in bindings.items()}
+                    )
+                    self._slices.move(bindings)
                     for use in loaded.values():
                         if use is not None:
                             use()
                     self._has_switched = True
                     self._copy_arrays()
-                    break
-        self._report({slice.number: binding.positions for slice, binding in bindings.items()})
+                    return
 
-    def _bindings(self, slices: DeviceAllocator) -> dict[VirtualSlice, Binding]:
+    def _bindings(self) -> dict[VirtualSlice, Binding]:
         """Returns the new devices of the slices that move now."""
-        bindings = slices.bindings_of(self._positions)
+        bindings = self._slices.bindings_of(self._positions)
         if self._session.is_leave_delayed(self._gang):
             # Training that goes on with fewer replicas does so by itself.
             return {slice: each for slice, each in bindings.items() if slice.device_set.replicas == 1}
         return bindings
 
     def _programs(self) -> list[MovableProgram]:
-        return [program for program in list(self._session.programs) if program.runs_on(self._gang)]
+        # Programs are added with the lock.
+        with self._session.order:
+            return [program for program in self._session.programs if program.runs_on(self._gang)]
 
     def _arrays(self) -> Iterator[tuple[Array, Location]]:
         """Yields the arrays on the island whose values are no errors, each with its location there."""
@@ -138,30 +147,57 @@ class IslandMover:
                         if own == number and where.gang is gang:
                             yield holder, where
 
+    def _copy_ahead(self) -> None:
+        """Copies the arrays that are there now, while steps go on.
+
+        Afterwards the programs that copy them are loaded, idle arrays need no copy, and there is memory.
+
+        Raises:
+          HostError: an array cannot be copied; all are where they were.
+        """
+        copied = []
+        for array, where in list(self._arrays()):
+            with self._session.order:
+                if array.is_at(where) and (target := self._copy(array, where)) is not None:
+                    copied.append((array, where, target))
+        try:
+            self._await_copies(copied, frees=False)
+        except HostError:
+            with self._session.order:
+                for array, _, target in copied:
+                    array.drop_copy(target)
+            raise
+
     def _copy_arrays(self) -> list[tuple[Array, Location, Location]]:
-        """Begins to copy the arrays on the island; returns each with its old and new location.
+        """Begins to copy all arrays on the island; returns each with its old and new location.
 
         The caller holds `order`, so that no step comes between the copies.
         """
         copied = []
         for array, where in list(self._arrays()):
-            target = self._targets.of(where)
-            if target is None:
-                continue
-            if not array.is_at(target):
-                try:
-                    if relocate(self._session, [(array, array, target)]):
-                        continue
-                except HostError:
-                    if self._gang.is_lost() or target.gang.life.problem is not None:
-                        raise
-                    # The step failed that computes it, whose error readers get from here on, too.
-                    self._failed.add(array.copies[where])
-                    where.unused.add(array.copies[where])
-                    continue
-            array.prefer(target)
-            copied.append((array, where, target))
+            if (target := self._copy(array, where)) is not None:
+                # What reads it next, and slices by their devices, find it there.
+                array.prefer(target)
+                copied.append((array, where, target))
         return copied
+
+    def _copy(self, array: Array, where: Location) -> Location | None:
+        """Begins to copy an array, unless there is a copy; returns its new location, None if it stays.
+
+        The caller holds `order`.
+        """
+        target = self._targets.of(where)
+        if target is None or array.is_at(target):
+            return target
+        try:
+            return None if relocate(self._session, [(array, array, target)]) else target
+        except HostError:
+            if self._gang.is_lost() or target.gang.life.problem is not None:
+                raise
+            # The step failed that computes it, whose error readers get from here on, too.
+            self._failed.add(array.copies[where])
+            where.unused.add(array.copies[where])
+            return None
 
     def _leave(self) -> None:
         """Moves what is still there until nothing is, and reports it.
@@ -179,7 +215,7 @@ class IslandMover:
                     # In the lock: a step that another thread issues now is refused.
                     session.close_island(gang.life.key, self._why)
                     break
-            self._free_moved(copied)
+            self._await_copies(copied, frees=True)
             if copied:
                 continue
             if session.is_leave_delayed(gang):
@@ -200,25 +236,24 @@ class IslandMover:
 
     def _keeps_something(self) -> bool:
         """Returns whether slices, programs or arrays stay, or are about to be on the island."""
-        bound = self._session.slices.holders().values()
         return (
-            any(binding.island == self._gang.name for binding in bound)
+            any(binding.island == self._gang.name for binding in self._slices.holders().values())
             or any(gang is self._gang for gang, _ in list(self._session.puts))
             or bool(self._programs())
             or next(self._arrays(), None) is not None
         )
 
-    def _free_moved(self, copied: list[tuple[Array, Location, Location]]) -> None:
-        """Frees copies on the island once the new ones are there.
+    def _await_copies(self, copied: list[tuple[Array, Location, Location]], *, frees: bool) -> None:
+        """Waits for copies, and frees the ones on the island that have another one now if `frees`.
 
         Raises:
-          HostError: an array could not be copied.
+          HostError: an array could not be copied; it is where it was.
         """
         session = self._session
         for array, where, target in copied:
             number, step = array.copies.get(target), array.step_at(target)
+            # Otherwise it was deleted or donated meanwhile.
             if number is None:
-                # It was deleted or donated meanwhile.
                 continue
             try:
                 if step is not None:
@@ -232,38 +267,36 @@ class IslandMover:
                 if not is_spoiled:
                     raise
                 continue
-            with session.order:
-                array.drop_copy(where)
+            if frees:
+                with session.order:
+                    array.drop_copy(where)
 
-    def _report(
-        self, slices: Mapping[int, tuple[int, ...]] = _NONE, *, is_over: bool = False, why: str = ""
-    ) -> None:
-        island, start = self._gang.life.key
-        reason = printable(why, MAX_REASON_CHARS)
-        self._session.report_move(MoveReport(island, start, dict(slices), is_over, reason))
+    def _report(self, *, is_over: bool = False, why: str = "") -> None:
+        self._session.report_move(MoveReport(*self._gang.life.key, is_over, printable(why, MAX_REASON_CHARS)))
 
 
 class ArrayTargets:
     """Locations to which arrays on an island move.
 
     Args:
+      slices: the devices of the slices of the client.
       gang: the workers of the island.
-      bound: the devices of all slices.
       moving: the new devices of the slices that move.
     """
 
     def __init__(
         self,
-        session: RemoteSession,
+        pool: WorkerPool,
+        slices: DeviceAllocator,
         gang: HostGang,
-        bound: Mapping[VirtualSlice, Binding],
         moving: Mapping[VirtualSlice, Binding],
     ) -> None:
-        self._session = session
+        self._pool = pool
+        self._slices = slices
         self._known: dict[Location, Location] = {}
         # By the ids of the old devices of a slice its new ones; None for a slice that stays.
         self._moves: dict[tuple[int, ...], Binding | None] = {}
-        for slice, binding in bound.items():
+        for slice, binding in slices.holders().items():
             if binding.island == gang.name and (slice in moving or _ids(binding) not in self._moves):
                 self._moves[_ids(binding)] = moving.get(slice)
 
@@ -278,14 +311,14 @@ class ArrayTargets:
         if old is None:
             # Of a slice that does not exist any more: its place is as that of a new one.
             slice = make_virtual_device_set().add_slice(len(ids), "device")
-            binding = self._session.slices.bind([slice], "moved arrays")[slice]
+            binding = self._slices.bind([slice], "moved arrays")[slice]
             new = dict(zip(ids, binding.devices, strict=True))
         else:
             if (moved := self._moves[old]) is None:
                 return None
             binding = moved
             new = dict(zip(old, binding.devices, strict=True))
-        gang = self._session.pool.gangs[int(binding.island.removeprefix("island"))]
+        gang = self._pool.gangs[int(binding.island.removeprefix("island"))]
         placement = msgspec.structs.replace(where.placement, devices=tuple(new[n].id for n in ids))
         target = self._known[where] = gang.location(placement, where.block, is_private=where.is_private)
         return target

@@ -48,6 +48,7 @@ from pathways.runtime.service.protocol.service_messages import (
     LoadForeignProgram,
     LoadProgram,
     MoveReport,
+    MoveSlices,
     ProgramLoaded,
     ReleaseArrays,
     ReleaseDevices,
@@ -214,9 +215,8 @@ class RemoteSession(HostSession):
     # Islands that are drained, see `IslandMover`.
 
     @property
-    def slices(self) -> DeviceAllocator:
-        """The devices of the slices of this client."""
-        assert self._slices is not None, "no cluster is bound"
+    def slices(self) -> DeviceAllocator | None:
+        """The devices of the slices of this client; None before `bind`."""
         return self._slices
 
     def on_drain(self, move: Callable[[IslandDrainingNotice], object]) -> None:
@@ -248,14 +248,29 @@ class RemoteSession(HostSession):
         self._slices = DeviceAllocator(cluster, self._request_devices)
         return self._slices
 
+    def move_slices(self, slices: Mapping[int, tuple[int, ...]]) -> None:
+        """Binds slices to the devices that the service has planned for them; see `MoveSlices`.
+
+        Raises:
+          ResourceError: it has planned others meanwhile; no slice has moved.
+          HostError: the service is disconnected.
+        """
+        self._bind_slices(lambda request: MoveSlices(request, dict(slices)))
+
     def _request_devices(self, program: str, slices: Sequence[SliceRequest]) -> Mapping[int, Sequence[int]]:
         """Requests devices of slices from the service; see `DeviceAllocator`."""
+        return self._bind_slices(lambda request: RequestDevices(request, program, tuple(slices)))
+
+    def _bind_slices(
+        self, message: Callable[[int], RequestDevices | MoveSlices]
+    ) -> Mapping[int, Sequence[int]]:
+        """Sends a request for devices; returns their positions, by the numbers of slices."""
         request = self._core.request([SERVICE])
         try:
             if self._mirror.ended is not None:
                 raise self._mirror.ended.error()
             self._send_released()
-            self._send_to_service("watch", RequestDevices(request.number, program, tuple(slices)))
+            self._send_to_service("watch", message(request.number))
         except BaseException:
             self._core.drop(request)
             raise
@@ -342,6 +357,7 @@ class RemoteSession(HostSession):
         channel: str,
         message: ClientOrigin
         | RequestDevices
+        | MoveSlices
         | ReleaseDevices
         | LoadProgram
         | LoadForeignProgram

@@ -196,19 +196,28 @@ class ReleaseDevices(m.Message, frozen=True):
     slices: tuple[int, ...]
 
 
+class MoveSlices(m.Message, frozen=True):
+    """Request to bind slices to the devices that were planned for them; the reply is `DevicesBound`.
+
+    Attributes:
+      slices: the positions of these devices, by the numbers of the slices.
+    """
+
+    request: int
+    slices: dict[int, tuple[int, ...]]
+
+
 class MoveReport(m.Message, frozen=True):
     """Report of a client whose island is drained, after its last step there if the move is over.
 
     Attributes:
       start: as in `ForHost`.
-      slices: the positions of the devices of slices that have moved, by their numbers.
       is_over: whether the client needs nothing on the island any more.
       why: why it cannot move now; empty if it can.
     """
 
     island: int
     start: int
-    slices: dict[int, tuple[int, ...]] = {}
     is_over: bool = False
     why: str = ""
 
@@ -351,7 +360,7 @@ class HostsDone(m.Message, frozen=True):
 
 
 class DevicesBound(m.Message, frozen=True):
-    """Reply to `RequestDevices`, whose number it carries.
+    """Reply to `RequestDevices` or `MoveSlices`, whose number it carries.
 
     Attributes:
       positions: for each slice, by its number, the positions of its devices in the cluster.
@@ -458,6 +467,7 @@ ToService = (
     | ReleaseArrays
     | RequestDevices
     | ReleaseDevices
+    | MoveSlices
     | LoadProgram
     | LoadForeignProgram
     | Collected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
 
 from pathways.runtime.hosts.protocol.messages import MessageError
 from pathways.runtime.plan.plan import SliceSpec
@@ -13,6 +12,7 @@ from pathways.runtime.resources.manager import ResourceError, ResourceManager
 from pathways.runtime.resources.status import SliceStatus
 from pathways.runtime.service.protocol.service_messages import (
     DevicesBound,
+    MoveSlices,
     RequestDevices,
     SliceRequest,
     printable,
@@ -108,27 +108,22 @@ class BoundSlices:
                 if owner is client and slice in planned
             }
 
-    def move(self, client: ServedClient, positions: Mapping[int, Sequence[int]]) -> None:
-        """Notes that slices of a client have moved, by their numbers.
-
-        Not only as planned: the island may have been lost meanwhile, and the plan dropped.
-
-        Raises:
-          MessageError: the positions are not those of as many different devices of one island.
-        """
+    def move(self, client: ServedClient, request: MoveSlices) -> DevicesBound:
+        """Binds slices of a client to the devices that were planned for them, all or none."""
         with self._lock:
-            bound, devices = self._manager.holders(), self._manager.cluster.devices
+            planned = self._manager.planned()
             moved = {}
-            for number, own in positions.items():
+            for number, positions in request.slices.items():
                 slice = self._slices.get((client, number))
                 if slice is None:
                     # It was released meanwhile.
                     continue
-                known = [devices[n] for n in dict.fromkeys(own) if 0 <= n < len(devices)]
-                if len(known) != slice.spec.size or len({device.island for device in known}) != 1:
-                    raise MessageError(f"slice '{slice.spec.name}' cannot move to devices {tuple(own)}")
-                moved[slice] = dataclasses.replace(bound[slice], devices=tuple(known))
+                if slice not in planned or planned[slice].positions != positions:
+                    why = f"the devices of slice '{printable(slice.spec.name)}' were planned anew"
+                    return DevicesBound(request.request, {}, why)
+                moved[slice] = planned[slice]
             self._manager.move(moved)
+        return DevicesBound(request.request, request.slices)
 
     def bind(self, client: ServedClient, request: RequestDevices) -> DevicesBound:
         """Binds the slices of a program of a client.

@@ -125,9 +125,12 @@ class IslandDrains:
         return {number: positions for number, positions in planned.items() if number in own}
 
     def report(self, client: ServedClient, report: MoveReport) -> list[ClientMoved]:
-        """Notes what a client has moved; returns the event for the scheduler if it needs nothing more."""
-        self._slices.move(client, report.slices)
-        key = GangKey(report.island, report.start)
+        """Notes the report of a client; returns the event for the scheduler if it needs nothing more.
+
+        Raises:
+          MessageError: the island does not exist.
+        """
+        key = GangKey(self._pool.gang(report.island).number, report.start)
         self._reasons.pop((key, client.number), None)
         if report.why and len(self._reasons) < len(self._clients) * len(self._pool.gangs):
             self._reasons[key, client.number] = report.why

@@ -415,3 +415,14 @@ def test_manager_moves_replicas_to_different_islands():
     first, second = (bound[replica].island for replica in slice.replicas)
     (moved,) = manager.close_island(first, moves_all=True).values()
     assert len({first, second, moved.island}) == 3
+
+
+def test_manager_plans_moves_of_two_islands_apart():
+    """Until the first slice has moved, its new devices are taken."""
+    manager, devices = manager_of(16, 4), make_virtual_device_set()
+    s0, s1 = (devices.add_slice(4, "x") for _ in range(2))
+    manager.bind([s0, s1], "f")
+    planned = manager.close_island("island0", moves_all=True) | manager.close_island(
+        "island1", moves_all=True
+    )
+    assert {planned[s0].island, planned[s1].island} == {"island2", "island3"}
