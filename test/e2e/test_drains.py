@@ -75,7 +75,7 @@ def drain(
     """Drains an island; returns who needed something there when it left."""
     *_, last = service.service.drain(DrainRequest(island, seconds, force))
     assert last.is_over
-    return last.keepers
+    return last.remaining
 
 
 class Training:
@@ -176,13 +176,13 @@ def test_threads_go_on_while_an_island_is_drained(service: ServiceInThreads, ann
 
 
 def test_pinned_slices_are_lost_with_a_drained_island(service: ServiceInThreads, ann: None) -> None:
-    """Those who keep it are named; what is there is an error that says why."""
+    """The drain names the clients that are there; what is there is an error that says why."""
     devices = pw.make_virtual_device_set()
     pinned = devices.add_slice((2,), ("x",), name="pinned", island="island1")
     add = pw.program(lambda x: pw.jit(lambda x: x + 1, devices=pinned)(x))
     array = add(jnp.ones(4))
-    (keeper,) = drain(service, "island1", 0.5)
-    assert keeper == "client 'ann': slice pinned (pinned)"
+    (client,) = drain(service, "island1", 0.5)
+    assert client == "client 'ann': slice pinned (pinned)"
     wait_until(lambda: pw.cluster().islands[1].state == "drained")
     with pytest.raises(pw.HostError, match=r"host 1 \(island1\) has left: drained"):
         np.asarray(array)
@@ -210,8 +210,8 @@ def test_a_drain_is_refused_where_slices_fit_nowhere_else(service: ServiceInThre
         drain(service, "island2")
     assert states(service) == ["running"] * 3
     np.testing.assert_array_equal(step(jnp.ones(4)), np.full(4, 4.0))
-    (keeper,) = drain(service, "island2", 0.5, force=True)
-    assert "fits nowhere else" in keeper
+    (client,) = drain(service, "island2", 0.5, force=True)
+    assert "fits nowhere else" in client
     wait_until(lambda: pw.cluster().islands[2].state == "drained")
     with pytest.raises(pw.HostError, match=r"host 2 \(island2\) has left: drained"):
         np.asarray(step(jnp.ones(4)))
@@ -228,7 +228,7 @@ def test_only_running_islands_are_drained(service: ServiceInThreads, ann: None) 
 
 
 def test_clients_move_off_an_island_whose_worker_gets_a_signal(service: ServiceInThreads, ann: None) -> None:
-    """Its workers start again; clients that have moved stay where they are."""
+    """The workers start again; clients that have moved stay where they are."""
     training = Training()
     os.kill(worker_process(service.service, 0), signal.SIGTERM)
     before = service.service.status().islands[0].losses
@@ -277,7 +277,7 @@ STOPPED = textwrap.dedent("""
 def test_a_stopped_client_loses_what_it_has_on_a_drained_island(
     service: ServiceInThreads, ann: None, tmp_path: Path
 ) -> None:
-    """It delays nobody beyond the time of the drain, and learns why when it continues."""
+    """The client delays nobody beyond the time of the drain, and learns why when it continues."""
     with served_program(service, tmp_path, STOPPED) as stopped:
         host = int(stopped.stdout.readline())
         wait_until(lambda: Path(f"/proc/{stopped.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
@@ -331,16 +331,16 @@ def test_what_does_not_fit_elsewhere_stays_where_it_is(tmp_path: Path) -> None:
             array = add(large).block_until_ready()
             assert (kept[0].hosts, array.hosts) == ((1,), (0,))
             replies = service.service.drain(DrainRequest("island0", 60.0))
-            while not (keepers := next(replies).keepers) or "exceeds the quota" not in keepers[0]:
+            while not (remaining := next(replies).remaining) or "exceeds the quota" not in remaining[0]:
                 pass
-            assert keepers[0].startswith(
+            assert remaining[0].startswith(
                 "client 'ann': slice free (moves): program relocation: a step of program"
             )
             array = add(array)
             np.testing.assert_array_equal(array, np.full(7 << 16, 3.0, np.float32))
             # With room on the other island, the next try succeeds.
             kept.clear()
-            assert [*replies][-1].keepers == ()
+            assert [*replies][-1].remaining == ()
             np.testing.assert_array_equal(add(array), np.full(7 << 16, 4.0, np.float32))
     finally:
         service.close()

@@ -73,7 +73,7 @@ PROGRAM = textwrap.dedent("""
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceInThreads]:
-    """Starts a service with four islands, two of which have room for all slices."""
+    """Starts a service with four islands, and slices that need two."""
     settings = Settings((Island(devices_per_host=2),) * 4, HostOptions(grace=10.0, heartbeat=5.0))
     served = ServiceInThreads(settings, tmp_path)
     yield served
@@ -105,8 +105,8 @@ class Operator:
             # It was lost meanwhile, or others are, so that slices fit nowhere else.
             return
         self.drained += 1
-        if last.keepers:
-            self.lost.append(last.keepers)
+        if last.remaining:
+            self.lost.append(last.remaining)
 
     def undrain(self) -> None:
         """Has an island return."""

@@ -406,7 +406,7 @@ ON_DRAINED = """
 
 
 def test_pw_cluster_run_loses_drained_islands_with_notice(cluster: Tool) -> None:
-    """Its arrays there are lost when the time is over, and what is new is refused at once."""
+    """Arrays there are lost when the time is over, and new ones are refused at once."""
     with cluster.ready("px", textwrap.dedent(ON_DRAINED)) as process:
         drained = cluster("drain", "lab", "island0", "--grace", "1")
         assert (drained.returncode, drained.stdout) == (1, "")

@@ -414,7 +414,7 @@ def test_resilient_client_moves_off_islands_that_are_drained(serve, every):
 
 
 def test_resilient_client_waits_for_drained_islands_of_its_slices(serve):
-    """It has a version of its state elsewhere, and goes on when the island returns."""
+    """The run has a version of its state elsewhere, and goes on when the island returns."""
     service = serve(*[pw.Island()] * 3)
     training = CountedTraining("island0", "island1")
     drain = Drain(service, "island0")

@@ -184,7 +184,7 @@ OTHER_VALUES = frozenset(
         *("pw-proxy --address", "pw-proxy --bind", "pw-proxy --ports", "pw-proxy --start"),
         *("pw-proxy --python", "pw-proxy --secret-file"),
         *("pw-cluster --client", "pw-cluster --islands", "pw-cluster --files", "pw-cluster RULE=VALUE"),
-        "pw-cluster --by",
+        *("pw-cluster --by", "pw-cluster --grace", "pw-cluster ISLAND"),
         *(f"pw-worker --{flag}" for flag in ("join", "host", "wait", "hosts", "drain", "folder")),
         # Outputs.
         *(

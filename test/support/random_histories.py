@@ -113,7 +113,7 @@ def _calls(chance: random.Random, times: list[float]) -> list[Act]:
 
 
 def _drains(chance: random.Random) -> list[Act]:
-    """Returns drains of islands, after some of which these return."""
+    """Returns drains of islands; some islands return."""
     acts = []
     for _ in range(chance.choice((0, 0, 1, 1, 2, 4))):
         at, island = chance.uniform(0, SECONDS), chance.getrandbits(16)

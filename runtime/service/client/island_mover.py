@@ -206,7 +206,7 @@ class IslandMover:
           HostError: an array cannot be moved.
         """
         session, gang = self._session, self._gang
-        is_told, is_empty, pause = False, False, _POLL_SECONDS
+        has_reported, is_empty, pause = False, False, _POLL_SECONDS
         while not self._is_over():
             with session.order:
                 copied = self._copy_arrays()
@@ -221,10 +221,10 @@ class IslandMover:
             if session.is_leave_delayed(gang):
                 if is_empty:
                     session.used.discard(gang.number)
-                if not is_told:
-                    is_told = True
+                if not has_reported:
+                    has_reported = True
                     session.note_moved(gang.life.key, self._why)
-            elif is_told:
+            elif has_reported:
                 # Its training has another version of what is left.
                 session.close_island(gang.life.key, self._why)
                 break

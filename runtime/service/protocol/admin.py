@@ -69,7 +69,7 @@ class ChangeReply(Message, frozen=True):
 
 
 class DrainRequest(Message, frozen=True):
-    """Request to take an island out; the replies are `DrainReply`s, of which the last one says that it is.
+    """Request to take an island out; the replies are `DrainReply`s until one says that it is.
 
     Attributes:
       island: its name.
@@ -87,11 +87,11 @@ class DrainReply(Message, frozen=True):
 
     Attributes:
       is_over: whether its workers have exited.
-      keepers: for each client that needs something there, or did when it left, a text that names it.
+      remaining: for each client that needs something there, or did when it left, a text that names it.
     """
 
     is_over: bool
-    keepers: tuple[str, ...]
+    remaining: tuple[str, ...]
 
 
 class ReturnRequest(Message, frozen=True):

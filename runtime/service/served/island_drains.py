@@ -80,13 +80,13 @@ class IslandDrains:
         shown: tuple[str, ...] | None = None
         reported = time.monotonic()
         while gang.life.failure is None or any(host.process.exit_status(0) is None for host in gang.hosts):
-            keepers = self._keepers(gang)
+            remaining = self._remaining(gang)
             now = time.monotonic()
-            if keepers != shown or now - reported >= _REPORT_SECONDS:
-                shown, reported = keepers, now
-                yield DrainReply(False, keepers)
+            if remaining != shown or now - reported >= _REPORT_SECONDS:
+                shown, reported = remaining, now
+                yield DrainReply(False, remaining)
             time.sleep(_POLL_SECONDS)
-        yield DrainReply(True, self._keepers(gang))
+        yield DrainReply(True, self._remaining(gang))
 
     def on_leaving(self, host: WorkerHandle) -> None:
         """Has an island left whose worker received SIGTERM; clients move off it where there is room for all.
@@ -182,16 +182,16 @@ class IslandDrains:
         }
         return frozenset(users.union(waiting))
 
-    def _keepers(self, gang: HostGang) -> tuple[str, ...]:
+    def _remaining(self, gang: HostGang) -> tuple[str, ...]:
         """Returns for each client that has not moved off an island a text with its slices there."""
-        keepers = []
+        remaining = []
         for number in sorted(self._service_core.movers(gang.life.key)):
             if (client := self._clients.get(number)) is None:
                 continue
             reason = self._reasons.get((gang.life.key, number))
             named = ", ".join(self._slices.states_on(client, gang.name)) or "arrays"
-            keepers.append(f"{client}: {named}{f': {reason}' if reason else ''}")
-        return tuple(keepers)
+            remaining.append(f"{client}: {named}{f': {reason}' if reason else ''}")
+        return tuple(remaining)
 
     def _gang(self, name: str) -> HostGang:
         """Returns the workers of an island.

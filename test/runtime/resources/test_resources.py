@@ -408,7 +408,7 @@ def test_manager_plans_no_moves_of_pinned_slices():
 
 
 def test_manager_moves_replicas_to_different_islands():
-    """As when they are bound: each replica on an island of its own."""
+    """Each replica is on an island of its own then, too."""
     manager, devices = manager_of(16, 4), make_virtual_device_set(replicas=2)
     slice = devices.add_slice(4, "x")
     bound = manager.bind(slice.replicas, "f")
