@@ -75,7 +75,7 @@ def drain(
     """Drains an island; returns who needed something there when it left."""
     *_, last = service.service.drain(DrainRequest(island, seconds, force))
     assert last.is_over
-    return last.remaining
+    return last.clients
 
 
 class Training:
@@ -331,16 +331,16 @@ def test_what_does_not_fit_elsewhere_stays_where_it_is(tmp_path: Path) -> None:
             array = add(large).block_until_ready()
             assert (kept[0].hosts, array.hosts) == ((1,), (0,))
             replies = service.service.drain(DrainRequest("island0", 60.0))
-            while not (remaining := next(replies).remaining) or "exceeds the quota" not in remaining[0]:
+            while not (clients := next(replies).clients) or "exceeds the quota" not in clients[0]:
                 pass
-            assert remaining[0].startswith(
+            assert clients[0].startswith(
                 "client 'ann': slice free (moves): program relocation: a step of program"
             )
             array = add(array)
             np.testing.assert_array_equal(array, np.full(7 << 16, 3.0, np.float32))
             # With room on the other island, the next try succeeds.
             kept.clear()
-            assert [*replies][-1].remaining == ()
+            assert [*replies][-1].clients == ()
             np.testing.assert_array_equal(add(array), np.full(7 << 16, 4.0, np.float32))
     finally:
         service.close()

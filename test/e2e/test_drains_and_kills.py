@@ -105,8 +105,8 @@ class Operator:
             # It was lost meanwhile, or others are, so that slices fit nowhere else.
             return
         self.drained += 1
-        if last.remaining:
-            self.lost.append(last.remaining)
+        if last.clients:
+            self.lost.append(last.clients)
 
     def undrain(self) -> None:
         """Has an island return."""

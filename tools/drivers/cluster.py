@@ -207,14 +207,14 @@ def _drain(options: argparse.Namespace) -> None:
         reply = _request(service, admin.DrainRequest(island, options.grace, options.force))
         shown: tuple[str, ...] = ()
         while isinstance(reply, admin.DrainReply) and not reply.is_over:
-            if reply.remaining != shown:
-                shown = reply.remaining
+            if reply.clients != shown:
+                shown = reply.clients
                 for client in shown:
                     print(f"pw-cluster: {island} still has {client}", file=sys.stderr)
             reply = _receive(service)
     assert isinstance(reply, admin.DrainReply)
-    if reply.remaining:
-        lost = "; ".join(reply.remaining)
+    if reply.clients:
+        lost = "; ".join(reply.clients)
         raise UserError(f"{island} has left after {options.grace:g} s, and lost all of {lost}")
     print(f"{island} is drained; pw-cluster undrain has it return", file=sys.stderr)
 

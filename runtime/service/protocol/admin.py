@@ -87,11 +87,11 @@ class DrainReply(Message, frozen=True):
 
     Attributes:
       is_over: whether its workers have exited.
-      remaining: for each client that needs something there, or did when it left, a text that names it.
+      clients: for each client that needs something there, or did when it left, a text that names it.
     """
 
     is_over: bool
-    remaining: tuple[str, ...]
+    clients: tuple[str, ...]
 
 
 class ReturnRequest(Message, frozen=True):

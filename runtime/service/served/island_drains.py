@@ -80,13 +80,12 @@ class IslandDrains:
         shown: tuple[str, ...] | None = None
         reported = time.monotonic()
         while gang.life.failure is None or any(host.process.exit_status(0) is None for host in gang.hosts):
-            remaining = self._remaining(gang)
-            now = time.monotonic()
-            if remaining != shown or now - reported >= _REPORT_SECONDS:
-                shown, reported = remaining, now
-                yield DrainReply(False, remaining)
+            clients, now = self._clients_on(gang), time.monotonic()
+            if clients != shown or now - reported >= _REPORT_SECONDS:
+                shown, reported = clients, now
+                yield DrainReply(False, clients)
             time.sleep(_POLL_SECONDS)
-        yield DrainReply(True, self._remaining(gang))
+        yield DrainReply(True, self._clients_on(gang))
 
     def on_leaving(self, host: WorkerHandle) -> None:
         """Has an island left whose worker received SIGTERM; clients move off it where there is room for all.
@@ -182,16 +181,16 @@ class IslandDrains:
         }
         return frozenset(users.union(waiting))
 
-    def _remaining(self, gang: HostGang) -> tuple[str, ...]:
+    def _clients_on(self, gang: HostGang) -> tuple[str, ...]:
         """Returns for each client that has not moved off an island a text with its slices there."""
-        remaining = []
+        texts = []
         for number in sorted(self._service_core.movers(gang.life.key)):
             if (client := self._clients.get(number)) is None:
                 continue
             reason = self._reasons.get((gang.life.key, number))
             named = ", ".join(self._slices.states_on(client, gang.name)) or "arrays"
-            remaining.append(f"{client}: {named}{f': {reason}' if reason else ''}")
-        return tuple(remaining)
+            texts.append(f"{client}: {named}{f': {reason}' if reason else ''}")
+        return tuple(texts)
 
     def _gang(self, name: str) -> HostGang:
         """Returns the workers of an island.
