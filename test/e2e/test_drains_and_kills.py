@@ -148,7 +148,8 @@ def test_values_are_exact_while_islands_are_drained(
             assert client.stdout.readline() == "ready\n", client.communicate()[1][-3000:]
         until = time.monotonic() + SECONDS
         while time.monotonic() < until and all(client.poll() is None for client in clients):
-            acts = [lambda: operator.drain(20.0), operator.undrain]
+            # Long enough for a machine that has other work.
+            acts = [lambda: operator.drain(120.0), operator.undrain]
             if may_fail:
                 acts += [
                     lambda: operator.hurt(signal.SIGKILL),

@@ -8,6 +8,7 @@ when the new one is there, so that nothing is lost where a move fails.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -42,13 +43,14 @@ log = logging.getLogger("pathways")
 
 
 def move_when_drained(session: RemoteSession) -> None:
-    """Has a session move off islands that are drained."""
+    """Has a session move off islands that are drained, off one after the other."""
+    switching = threading.Lock()
 
     def begin(notice: IslandDrainingNotice) -> None:
         gang, slices = session.pool.get(GangKey(notice.island, notice.start)), session.slices
         # Without slices this client has nothing there, and gets nothing.
         if gang is not None and slices is not None:
-            start_thread(IslandMover(session, slices, gang, notice).run, "move")
+            start_thread(IslandMover(session, slices, gang, notice, switching).run, "move")
 
     session.on_drain(begin)
 
@@ -60,10 +62,16 @@ class IslandMover:
       slices: the devices of the slices of the client.
       gang: these workers.
       notice: the notice of the service, with the devices of slices that can move.
+      switching: the lock that is held while programs are compiled for other devices, and switched.
     """
 
     def __init__(
-        self, session: RemoteSession, slices: DeviceAllocator, gang: HostGang, notice: IslandDrainingNotice
+        self,
+        session: RemoteSession,
+        slices: DeviceAllocator,
+        gang: HostGang,
+        notice: IslandDrainingNotice,
+        switching: threading.Lock,
     ) -> None:
         self._session = session
         self._slices = slices
@@ -71,6 +79,7 @@ class IslandMover:
         self._why: Failure = notice.why.failure()
         self._positions = notice.moves
         self._targets = ArrayTargets(session.pool, slices, gang, {})
+        self._switching = switching
         self._has_switched = False
         # Arrays whose values are errors, and which stay: by their numbers.
         self._failed: set[int] = set()
@@ -80,7 +89,8 @@ class IslandMover:
         problem, pause = "", _RETRY_SECONDS
         while not self._is_over():
             try:
-                self._switch()
+                with self._switching:
+                    self._switch()
                 self._leave()
                 return
             except Exception as error:
