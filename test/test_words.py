@@ -54,7 +54,7 @@ NOUNS = re.compile(
 """Plurals that are no third person of a verb."""
 
 NAMES = re.compile(
-    r"turns?|told|tells?|bury|buries|buried|sweeps?|sweeper|doors?|guests?|greet\w*|lobby|remaining?|openers?"
+    r"turns?|told|tells?|bury|buries|buried|sweeps?|sweeper|doors?|guests?|greet\w*|lobby|keepers?|openers?"
     r"|mourn\w*|expel\w*|doom\w*|several|asks?|asked|asking|says?|said|looks?|looking|underway|gone|forgets?"
     r"|forgot\w*|lies|who|whoever|whom|whose|questions?|somebody|nobody|others|made|makes"
 )
