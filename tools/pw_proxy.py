@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pathways.tools.common import command
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.flags import FlagParser, count, cpu_devices
+from pathways.tools.common.flags import FlagParser, cpu_devices, hosts, positive
 
 _DESCRIPTION = """\
   pw-proxy -- python train.py --steps 10     start a server, run a program on it, exit with its exit code
@@ -82,17 +82,6 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
     return driver.run(options, program)
 
 
-def _positive(text: str) -> int:
-    number = count(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
-
-
-def _hosts(text: str) -> int | list[str]:
-    return _positive(text) if text.lstrip("-").isdecimal() else text.split(",")
-
-
 def _ports(text: str) -> tuple[int, int]:
     first, separator, last = text.partition("-")
     if not (first.isdecimal() and (last or first).isdecimal() and bool(separator) == bool(last)):
@@ -129,7 +118,7 @@ def make_parser() -> FlagParser:
     add("--cpu-devices", type=cpu_devices, metavar="N", help="how many devices the CPU is; default: 1")
     add(
         "--hosts",
-        type=_hosts,
+        type=hosts,
         metavar="N|NAME,...",
         help="how many workers to start, each a host with devices of its own, or the names of the machines "
         "that run one each; default: the devices of the server itself",
@@ -142,7 +131,7 @@ def make_parser() -> FlagParser:
     )
     add(
         "--islands",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="into how many equal islands to divide the hosts; default: each host is one",
     )
@@ -170,7 +159,7 @@ def make_parser() -> FlagParser:
     add("--secret-file", metavar="FILE", help="the secret of machines that join")
     add(
         "--slices",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="into how many equal slices to divide the devices (slice_index of a device); default: 1",

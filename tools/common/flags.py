@@ -169,6 +169,19 @@ def count(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> int:
+    """Returns a number of at least one on the command line."""
+    number = count(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def hosts(text: str) -> int | list[str]:
+    """Returns a number of hosts, or the names of their machines, on the command line."""
+    return positive(text) if text.lstrip("-").isdecimal() else text.split(",")
+
+
 def seconds(text: str) -> float:
     """Returns a time on the command line, in seconds."""
     try:
