@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 from pathways.tools.common import command
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.flags import FlagParser
+from pathways.tools.common.flags import FlagParser, cpu_devices, hosts, positive
 
 _DESCRIPTION = """\
   pw-cluster up cluster.toml [--name lab]      start the cluster of a file; returns when all islands are ready
   pw-cluster up cluster.toml --foreground      the same, and stay, for systemd and Kubernetes: SIGTERM ends it
+  pw-cluster add lab --hosts 2 [--devices-per-host 4] [--cores N] [--device-memory SIZE] [--pool SIZE]
+                                               start one more island; prints its name when it runs
   pw-cluster list                              the clusters that are running
   pw-cluster status lab [--json] [--watch]     its islands, hosts and clients
   pw-cluster accounts lab [--by client,island] [--json]
@@ -77,10 +79,13 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
 def make_parser() -> FlagParser:
     """Returns the flags of the tool."""
-    commands = "up|list|status|accounts|run|token|set|suspend|resume|drain|undrain|end|down|logs"
+    commands = "up|add|list|status|accounts|run|token|set|suspend|resume|drain|undrain|end|down|logs"
     usage = f"pw-cluster {commands} [CLUSTER] [flags]"
     parser = FlagParser("pw-cluster", usage, _DESCRIPTION, library=None)
     up = parser.add_command("up", "FILE [flags]", "Starts the cluster of a file.")
+    add = parser.add_command(
+        "add", "CLUSTER --hosts N|NAME,... [flags]", "Adds an island to a running cluster."
+    )
     parser.add_command("list", "", "Lists the clusters that are up.")
     status = parser.add_command("status", "CLUSTER [flags]", "Shows islands, hosts and clients.")
     accounts = parser.add_command(
@@ -116,11 +121,36 @@ def make_parser() -> FlagParser:
     )
     up.add_argument("target", metavar="FILE", help="a configuration file, in TOML")
     logs.add_argument("target", metavar="CLUSTER", help="the name of a cluster")
-    for parser_of in (status, accounts, run, token, change, suspend, resume, drain, undrain, end, down):
+    for parser_of in (add, status, accounts, run, token, change, suspend, resume, drain, undrain, end, down):
         parser_of.add_argument("target", metavar="CLUSTER", help="its name, or an address and a port")
         parser_of.add_argument("--token", metavar="FILE", help="a copy of a token of the cluster")
     up.add_argument("--name", metavar="NAME", help="the name of the cluster; default: that of the file")
     up.add_argument("--foreground", action="store_true", help="stay, and log to standard error")
+    add.add_argument(
+        "--hosts",
+        type=hosts,
+        required=True,
+        metavar="N|NAME,...",
+        help="how many hosts the island has, or the names of the machines that run one each",
+    )
+    add.add_argument(
+        "--devices-per-host",
+        type=cpu_devices,
+        default=1,
+        metavar="N",
+        help="how many CPU devices a host is; default: 1",
+    )
+    add.add_argument(
+        "--cores", type=positive, metavar="N", help="how many cores each host has for itself; default: shared"
+    )
+    add.add_argument(
+        "--device-memory",
+        metavar="SIZE",
+        help="the memory of each device that clients and their steps may use; default: as island0",
+    )
+    add.add_argument(
+        "--pool", metavar="SIZE", help="the part of it for temporaries; default: as island0, or a quarter"
+    )
     for parser_of in (status, accounts):
         parser_of.add_argument("--json", action="store_true", help="print JSON")
     accounts.add_argument(

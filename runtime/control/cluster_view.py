@@ -30,7 +30,7 @@ class ClusterView[G: GangView](abc.ABC):
       stalls: finds steps without progress.
 
     Attributes:
-      gangs: the current gang of each island.
+      gangs: the current gang of each island; further ones may join.
       has_multi_host_islands: whether any island has several hosts: a loss can spoil steps that were done.
       steps: the steps that were issued and are not done.
       replies: the requests that are not answered.
@@ -122,6 +122,14 @@ class ClusterView[G: GangView](abc.ABC):
         step.answers[host] = answer
         if step.done(host, failure):
             self.steps.end(step)
+
+    def _add_gang(self, gang: G) -> None:
+        """Adds the workers of a new island, which has the next number."""
+        assert gang.key.island == len(self.gangs), gang
+        # First: a step of the new island follows the steps before it.
+        self.has_multi_host_islands = self.has_multi_host_islands or gang.is_multi_host
+        self.steps.has_multi_host_islands = self.has_multi_host_islands
+        self.gangs.append(gang)
 
     def gang(self, key: GangKey) -> G | None:
         """Returns the current gang of an island, or None if the key is of an earlier one."""

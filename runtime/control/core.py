@@ -9,10 +9,12 @@ from typing import override
 
 from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.effects import (
+    AttachGang,
     ClientEffect,
     Disconnect,
     Effect,
     GangDraining,
+    GangJoined,
     GangLeaving,
     GangLost,
     GangReturned,
@@ -81,21 +83,41 @@ class ClusterCore(ClusterView[Gang]):
     """
 
     def __init__(self, islands: Iterable[Sequence[int]], limits: Limits, now: float) -> None:
-        gangs = [
-            Gang(
-                GangKey(number, 0),
-                hosts,
-                ahead=limits.ahead,
-                grace=limits.grace,
-                now=now,
-                restart_seconds=limits.restart_seconds,
-            )
-            for number, hosts in enumerate(islands)
-        ]
+        self._limits = limits
+        gangs = [self._first_gang(number, hosts, now) for number, hosts in enumerate(islands)]
         super().__init__(gangs, 1, Stalls(limits.stall_report, limits.step_deadline))
         self._liveness = Liveness(limits.heartbeat, now)
         self._peers = PeerReports(limits.heartbeat)
         self._held = HeldFailures(sum(len(gang.hosts) for gang in gangs))
+
+    def _first_gang(self, island: int, hosts: Sequence[int], now: float) -> Gang:
+        """Returns the first workers of an island."""
+        return Gang(
+            GangKey(island, 0),
+            hosts,
+            ahead=self._limits.ahead,
+            grace=self._limits.grace,
+            now=now,
+            restart_seconds=self._limits.restart_seconds,
+        )
+
+    def add_gang(self, hosts: Sequence[int], now: float) -> list[Effect]:
+        """Adds a new island, whose workers are ready; returns the effects to carry out, in this order.
+
+        Args:
+          hosts: their numbers, which follow the numbers of all others.
+          now: the time.
+        """
+        gang = self._first_gang(len(self.gangs), hosts, now)
+        self._held.hosts += len(gang.hosts)
+        self._add_gang(gang)
+        return [
+            AttachGang(gang.key),
+            Log(
+                logging.INFO, f"{gang.name} has joined: {len(gang.hosts)} hosts, from host {gang.hosts[0]} on"
+            ),
+            *self._announce(GangJoined(gang.key, gang.hosts), now),
+        ]
 
     # The hot path.
 

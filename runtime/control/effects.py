@@ -93,7 +93,7 @@ class RestartGang(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttachGang(Effect):
-    """Attachment of the new workers: from now on this gang is the one of its island."""
+    """Attachment of new workers: from now on this gang is the one of its island, which may be new, too."""
 
     gang: GangKey
 
@@ -136,5 +136,17 @@ class GangReturned(Effect):
     gang: GangKey
 
 
-ClientEffect = GangDraining | GangLeaving | GangLost | GangReturned
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangJoined(Effect):
+    """Notice to all clients: these workers are an island that has joined the cluster.
+
+    Attributes:
+      hosts: their numbers.
+    """
+
+    gang: GangKey
+    hosts: tuple[int, ...]
+
+
+ClientEffect = GangDraining | GangLeaving | GangLost | GangReturned | GangJoined
 """Notices to clients about islands, which their own cores handle, too."""

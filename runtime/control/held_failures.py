@@ -47,17 +47,20 @@ class HeldFailures:
     Args:
       hosts: the number of hosts of the cluster. Any of them may be the cause: what a step reads may come from
         hosts that have no share in it.
+
+    Attributes:
+      hosts: see above; it grows.
     """
 
     def __init__(self, hosts: int) -> None:
-        self._is_multi_host = hosts > 1
+        self.hosts = hosts
         self._held: list[HeldFailure] = []
         # The hosts that have closed their connections, and until when their exits are awaited.
         self._exiting: dict[tuple[GangKey, int], float] = {}
 
     def hold(self, failure: HeldFailure, now: float) -> bool:
         """Holds a failure if another host may be its cause; returns whether it does."""
-        if not self._is_multi_host or failure.step.is_lost():
+        if self.hosts < 2 or failure.step.is_lost():
             return False
         self._held.append(dataclasses.replace(failure, until=now + HOLD_SECONDS))
         return True

@@ -26,16 +26,22 @@ class Session[Program, Workers, Location](abc.ABC):
     place for arrays on them.
 
     Attributes:
-      cluster: the devices of all islands.
-      is_multi_host: whether any island has several hosts, so that a loss can spoil steps that were done.
       owns_workers: whether this process has started the workers, and may kill them.
       step_deadline: seconds after which a step, or a loop without a known end, is ended; None for never.
     """
 
-    cluster: Cluster
-    is_multi_host: bool
     owns_workers: bool
     step_deadline: float | None
+
+    @property
+    @abc.abstractmethod
+    def cluster(self) -> Cluster:
+        """The devices of all islands; further islands may join."""
+
+    @property
+    @abc.abstractmethod
+    def is_multi_host(self) -> bool:
+        """Whether any island has several hosts, so that a loss can spoil steps that were done."""
 
     @property
     @abc.abstractmethod

@@ -20,10 +20,13 @@ class IssuedSteps:
 
     Args:
       has_multi_host_islands: whether any island has several hosts, so that steps may be spoiled.
+
+    Attributes:
+      has_multi_host_islands: see above. It may become true later: no step before can be spoiled.
     """
 
     def __init__(self, has_multi_host_islands: bool) -> None:
-        self._has_multi_host_islands = has_multi_host_islands
+        self.has_multi_host_islands = has_multi_host_islands
         self._steps: dict[int, Step] = {}
         # Steps that may still be spoiled, in their order, among settled ones that are not dropped yet.
         self._unsettled: list[Step] = []
@@ -47,7 +50,7 @@ class IssuedSteps:
                 if gang.problem is not None:
                     gang.check_open()
             step.read(producers)
-            if self._has_multi_host_islands:
+            if self.has_multi_host_islands:
                 self._follow(step, producers)
         except HostError as error:
             # Ctrl-C may have ended the first try after the step was in a window, which would wait for it.

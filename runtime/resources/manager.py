@@ -84,6 +84,9 @@ class ResourceManager[S: RequestedSlice]:
     Args:
       cluster: the devices.
       remedy: the remedy for too few devices, for messages; by default the one for devices of this process.
+
+    Attributes:
+      cluster: the devices. A service replaces it when an island joins, which has the next devices.
     """
 
     def __init__(self, cluster: Cluster, remedy: str | None = None) -> None:

@@ -15,13 +15,10 @@ from pathways.runtime.hosts.launch.launcher_choice import settings_of
 from pathways.runtime.hosts.launch.options import HostOptions, Spares
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.resources.tables import bytes_of
-from pathways.runtime.service.protocol.admin import Priority, Weight
+from pathways.runtime.service.protocol.admin import MAX_COUNT, Count, Priority, Weight
 from pathways.runtime.service.protocol.folders import address_of, check_name
 from pathways.runtime.service.sharing.memory import DeviceLimits
 from pathways.runtime.service.sharing.rules import ANY, ClientRules, Policy, SharingRules
-
-_MAX_COUNT = 1 << 16
-"""Limit on each count, and on the hosts of a cluster."""
 
 _NEVER = ("stall_report", "step_deadline")
 """Options that are None for never; TOML has no null, so the file has false instead."""
@@ -33,7 +30,6 @@ _HINTS = {
 }
 """Keys that users may expect, as `pathways.connect` has them, and hints at what to use instead."""
 
-_Count = Annotated[int, Meta(ge=1, le=_MAX_COUNT, description=f"a whole number from 1 to {_MAX_COUNT}")]
 _Bytes = Annotated[
     Annotated[int, Meta(ge=1)] | Annotated[str, Meta(min_length=1)],
     Meta(description="a number of bytes, as in '16 GiB'"),
@@ -41,16 +37,16 @@ _Bytes = Annotated[
 _Limit = Annotated[float, Meta(gt=0, lt=1e12, description="seconds above 0")]
 _Text = Annotated[str, Meta(min_length=1, description="a text")]
 _Machines = Annotated[
-    _Count | Annotated[list[str], Meta(min_length=1)],
+    Count | Annotated[list[str], Meta(min_length=1)],
     Meta(description="a number of hosts, or a list of names of machines"),
 ]
 
 
 class _IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    count: _Count = 1
+    count: Count = 1
     hosts: _Machines = 1
-    devices_per_host: _Count = 1
-    cores: _Count | None = None
+    devices_per_host: Count = 1
+    cores: Count | None = None
     spares: Spares = 0
     device_memory: _Bytes | None = None
     pool: _Bytes | None = None
@@ -73,7 +69,7 @@ class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields
     launcher: Literal["ray", "slurm", "join"] | None = None
     hosts: _Machines | None = None
     islands: Annotated[list[_IslandTable], Meta(min_length=1, description="tables [[islands]]")] | None = None
-    devices_per_host: _Count | None = None
+    devices_per_host: Count | None = None
     address: _Text | None = None
     bind: _Text | None = None
     start: _Text | None = None
@@ -84,7 +80,7 @@ class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields
     listen: _Text | None = None
     policy: Policy = "fair"
     ageing: Annotated[float, Meta(gt=0, le=1e6, description="seconds above 0")] = 1.0
-    max_clients: _Count | None = None
+    max_clients: Count | None = None
     metrics: Annotated[_MetricsTable, Meta(description="a table [metrics]")] | None = None
     clients: dict[str, Annotated[_ClientTable, Meta(description="a table [clients.NAME]")]] = {}
 
@@ -248,8 +244,8 @@ def _islands(file: _ClusterFile) -> list[Island] | None:
                 islands.append(island)
         except ValueError as error:
             raise ConfigurationError(f"islands[{n}]: {error}") from None
-        if sum(len(island.machines) for island in islands) > _MAX_COUNT:
-            raise ConfigurationError(f"islands: more than {_MAX_COUNT} hosts")
+        if sum(len(island.machines) for island in islands) > MAX_COUNT:
+            raise ConfigurationError(f"islands: more than {MAX_COUNT} hosts")
     return islands
 
 

@@ -118,6 +118,10 @@ class ControlRequestHandler:
         """Returns the status of the slices of each client that has some."""
         return self._slices.statuses()
 
+    def extend(self) -> None:
+        """Lets clients have devices of an island that has joined."""
+        self._slices.extend(self._pool.cluster)
+
     def remove_client(self, client: ServedClient) -> None:
         """Releases the slices of a disconnected client, and cancels its requests."""
         self._slices.remove_client(client)

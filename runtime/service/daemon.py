@@ -12,9 +12,11 @@ import functools
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +43,8 @@ from pathways.runtime.service.protocol.admin import (
     ADMIN_PURPOSE,
     AccountsReply,
     AccountsRequest,
+    AddReply,
+    AddRequest,
     AdminDenied,
     ChangeReply,
     ChangeRequest,
@@ -66,6 +70,7 @@ from pathways.runtime.service.sharing.rules import SharingRules
 STAY = b"stay\n"
 """Line on standard input that detaches the process, so that it may outlive its caller."""
 
+_POLL_SECONDS = 0.2
 _MAX_SOCKET_PATH = 100
 _BACKLOG = 128
 
@@ -86,6 +91,7 @@ class SharedService(Protocol):
     def change_client(self, request: ChangeRequest) -> str | None: ...
     def drain(self, request: DrainRequest) -> Iterator[DrainReply]: ...
     def return_island(self, name: str) -> None: ...
+    def add_island(self, request: AddRequest, stop: threading.Event) -> str: ...
     def close(self) -> None: ...
 
 
@@ -349,6 +355,8 @@ def _handle_request(
                 connection.send(ReturnReply())
             except PathwaysError as error:
                 connection.send(AdminDenied(str(error)))
+        case AddRequest():
+            connection.send(_add_island(service, connection, request))
         case TokenRequest():
             connection.send(_issue_token(service, tokens, request))
         case _:
@@ -375,6 +383,31 @@ def _why_denied(request: object, handshake: ServiceHandshake) -> str | None:
         case _:
             action = "the request"
     return f"{action} needs the token of the cluster, and this one is of client {name!r}"
+
+
+def _add_island(
+    service: SharedService, connection: Connection[Any], request: AddRequest
+) -> AddReply | AdminDenied:
+    """Adds an island; the end of the connection cancels its start."""
+    stop = threading.Event()
+    replies: queue.SimpleQueue[AddReply | AdminDenied] = queue.SimpleQueue()
+
+    def add() -> None:
+        try:
+            replies.put(AddReply(service.add_island(request, stop)))
+        except (HostError, OSError, ValueError) as error:
+            replies.put(AdminDenied(str(error)))
+        except Exception as error:
+            log.exception("this is a bug in pathways")
+            replies.put(AdminDenied(f"{type(error).__name__}: {error}; see the log"))
+
+    start_thread(add, "add")
+    while True:
+        try:
+            return replies.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            if connection.has_ended():
+                stop.set()
 
 
 def _issue_token(

@@ -9,7 +9,9 @@ for each client: arrays that it sends or fetches, and programs that are compiled
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import itertools
 import logging
 import os
 import queue
@@ -22,19 +24,21 @@ from pathways.runtime.control.cluster_view import REPORT_SECONDS
 from pathways.runtime.control.effects import (
     Effect,
     GangDraining,
+    GangJoined,
     GangLeaving,
     GangLost,
     GangReturned,
     StepFailed,
     WakeWaiters,
 )
-from pathways.runtime.control.records.errors import Failure, failed
+from pathways.runtime.control.records.errors import Failure, HostError, failed
 from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
+from pathways.runtime.hosts.launch.launcher_choice import start_description
 from pathways.runtime.hosts.launch.options import HostOptions
-from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     ClockTime,
@@ -52,12 +56,13 @@ from pathways.runtime.resources.status import ClientStatus, ServiceStatus
 from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.service.admission import Admission
 from pathways.runtime.service.control_requests import ControlRequestHandler
-from pathways.runtime.service.protocol.admin import ChangeRequest
+from pathways.runtime.service.protocol.admin import AddRequest, ChangeRequest
 from pathways.runtime.service.protocol.service_messages import (
     AdmissionDenied,
     Collected,
     CollectRequest,
     FromHost,
+    IslandAddedNotice,
     IslandDrainingNotice,
     IslandLeavingNotice,
     IslandLostNotice,
@@ -90,7 +95,7 @@ from pathways.runtime.service.served.served_client import (
     ServedStep,
     ServedTrace,
 )
-from pathways.runtime.service.sharing.memory import DeviceBytes
+from pathways.runtime.service.sharing.memory import DeviceBytes, DeviceLimits
 from pathways.runtime.service.sharing.program_charges import ProgramIdentity
 from pathways.runtime.service.sharing.rules import RuleBook, SharingRules
 from pathways.runtime.service.sharing.scheduler_events import (
@@ -165,13 +170,14 @@ class Service:
         self._loop = self._listener.loop
         core = self._core.core
         assert isinstance(core, ServiceCore)
+        self._service_core = core
         self._schedule_events = core.schedule
         self._scheduler = core.scheduler
         self._charges = core.charges
         self._calls = RelayedCalls(self._send, self._listener.lose, self._events.append)
         self._reports = StepReports(core, self._pool, self._send, self._events.append)
         self._limits = {n: limits for n, limits in enumerate(rules.islands) if limits is not None}
-        self._request_parser = RequestParser(self._pool, self._scheduler.accounts, frozenset(self._limits))
+        self._request_parser = RequestParser(self._pool, self._scheduler.accounts, self._limits)
         self._since = time.time()
         self._measured = 0.0
         self._admission = Admission(
@@ -223,6 +229,55 @@ class Service:
         """Changes the rules of a client; returns why not, if it does not."""
         late: str | None = "the service does not answer in time"
         return self._compute(lambda: self._change_client(request), late)
+
+    def add_island(self, request: AddRequest, stop: threading.Event) -> str:
+        """Starts a new island for all clients, and returns its name once it runs.
+
+        Args:
+          stop: cancels the start when it is set.
+
+        Raises:
+          HostError: a worker does not start; then nothing has changed.
+          ValueError: the request is invalid, or the quotas do not fit; then nothing has changed.
+        """
+        limits = self._limits_of(request)
+        self._scheduler.memory.check_island(limits)
+        island = Island(request.hosts, request.devices_per_host, request.cores)
+        alone = dataclasses.replace(self._settings.with_island(island), islands=(island,))
+        log.info("adding an island: %s", start_description(alone))
+
+        def join(hosts: Sequence[int], now: float) -> list[Effect]:
+            number = len(self._service_core.gangs)
+            effects = self._service_core.add_gang(hosts, now, limits)
+            if limits is not None:
+                self._limits[number] = limits
+            return effects
+
+        try:
+            name = self._workers.effect_runner.add_island(island, stop, join).name
+        except (HostError, ValueError) as error:
+            log.warning("no island was added: %s", error)
+            raise
+        # Returns after the effects of the join: from then on clients are given its devices.
+        self._compute(lambda: None, None)
+        return name
+
+    def _limits_of(self, request: AddRequest) -> DeviceLimits | None:
+        """Returns the memory of the devices of a new island; by default that of island0.
+
+        Raises:
+          ValueError: it is invalid.
+        """
+        first = self._limits.get(0)
+        if request.memory is None and request.pool is None:
+            return first
+        memory = request.memory or (None if first is None else first.memory)
+        if memory is None:
+            raise ValueError("pool: expected device_memory beside it")
+        pool = memory // 4 if request.pool is None else request.pool
+        if pool >= memory:
+            raise ValueError("pool: expected less than device_memory")
+        return DeviceLimits(memory, pool)
 
     def accounts(self) -> tuple[AccountRecord, ...] | None:
         """Returns the accounts of all clients; None if the dispatch thread does not answer in time."""
@@ -347,7 +402,9 @@ class Service:
     def _broadcast(self, message: Message) -> None:
         """Sends all clients a message about an island, and removes the steps that it ends."""
         for client in [*self._admission.clients.values()]:
-            self._send(client, message)
+            # A client that has not joined gets all of them when it does, see `_join`.
+            if client.is_joined:
+                self._send(client, message)
         self._remove_ended()
 
     def _remove_ended(self) -> None:
@@ -379,8 +436,9 @@ class Service:
                 self._reports.on_failed(failure)
             case GangDraining(key, why):
                 for client in [*self._admission.clients.values()]:
-                    moves = self._drains.moves_of(client, key.island)
-                    self._send(client, IslandDrainingNotice(*key, RemoteError.of(why), moves))
+                    if client.is_joined:
+                        moves = self._drains.moves_of(client, key.island)
+                        self._send(client, IslandDrainingNotice(*key, RemoteError.of(why), moves))
             case GangLeaving(key, why):
                 self._broadcast(IslandLeavingNotice(*key, RemoteError.of(why)))
             case GangLost(key, why, is_dead, is_out):
@@ -392,6 +450,11 @@ class Service:
                 # First: the new workers cannot know which clients have disconnected meanwhile.
                 self._send_clients(gang)
                 self._broadcast(IslandReturnedNotice(key.island, island_facts(gang)))
+            case GangJoined(key):
+                gang = self._pool.gangs[key.island]
+                self._send_clients(gang)
+                self._control_requests.extend()
+                self._broadcast(IslandAddedNotice(key.island, island_facts(gang)))
             case _:
                 self._workers.effect_runner.run(effect)
                 if isinstance(effect, WakeWaiters):
@@ -486,7 +549,6 @@ class Service:
         client.steps = client.connections["steps"]
         client.arrays = ArraySender(client.connections["arrays"], end)
         client.watch = Sender(client.connections["watch"], end)
-        client.is_joined = True
         log.info("%s connected", client)
         rules = self._book.of(client.name)
         self._schedule(
@@ -501,8 +563,10 @@ class Service:
         )
         self._loop.add(client.steps, functools.partial(self._read_client, client), buffers=True, pauses=True)
         # The state of islands may have changed since the client was admitted.
-        for gang, start in zip(self._pool.gangs, client.starts, strict=True):
+        for gang, start in itertools.zip_longest([*self._pool.gangs], client.starts):
             self._send(client, *changes_since(gang, start))
+        # From here on it gets the notices of all changes.
+        client.is_joined = True
         arrays = IncomingArrays(
             client.owns,
             self._pool,

@@ -185,6 +185,7 @@ OTHER_VALUES = frozenset(
         *("pw-proxy --python", "pw-proxy --secret-file"),
         *("pw-cluster --client", "pw-cluster --islands", "pw-cluster --files", "pw-cluster RULE=VALUE"),
         *("pw-cluster --by", "pw-cluster --grace", "pw-cluster ISLAND"),
+        *(f"pw-cluster --{flag}" for flag in ("hosts", "devices-per-host", "cores", "device-memory", "pool")),
         *(f"pw-worker --{flag}" for flag in ("join", "host", "wait", "hosts", "drain", "folder")),
         # Outputs.
         *(

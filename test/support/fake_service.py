@@ -14,13 +14,13 @@ import time
 from typing import Any
 
 from pathways.runtime.control.records.errors import HostStartError
-from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.messages import CHANNELS, Purpose
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.resources.accounts import AccountRecord, Use
 from pathways.runtime.resources.status import ClientStatus, IslandStatus, ServiceStatus, SharedHostStatus
 from pathways.runtime.service import daemon
-from pathways.runtime.service.protocol.admin import ChangeRequest
+from pathways.runtime.service.protocol.admin import AddRequest, ChangeRequest
 from pathways.runtime.service.protocol.tokens import ServiceHandshake
 from pathways.runtime.service.sharing.rules import RuleBook, SharingRules
 
@@ -96,6 +96,16 @@ class FakeService:
             return f"there is no client {request.name!r}"
         self._book.change(request)
         return None
+
+    def add_island(self, request: AddRequest, stop: threading.Event) -> str:
+        if request.hosts == ("slow",):
+            while not stop.wait(0.01) and not self._closed.is_set():
+                pass
+            daemon.log.info("adding an island was cancelled")
+            raise HostStartError("host 2 is closed")
+        island = Island(request.hosts, request.devices_per_host, request.cores)
+        self._settings = self._settings.with_island(island)
+        return f"island{len(self._settings.islands) - 1}"
 
     def close(self) -> None:
         for name in [*self._clients]:

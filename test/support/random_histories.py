@@ -42,6 +42,10 @@ def random_history(seed: int) -> History:
             acts.append(Act(sharing.uniform(0, SECONDS), "leave session", (sharing.getrandbits(16),)))
     if shape.sessions and seed % 3 == 0:
         acts += _drains(random.Random(f"{seed} drains"))
+    joining = random.Random(f"{seed} joins")
+    if joining.random() < 0.5:
+        for _ in range(joining.randint(1, 2)):
+            acts.append(Act(joining.uniform(0, SECONDS), "join", (joining.choice((1, 2, 2, 3)),)))
     return History(shape, tuple(sorted(acts, key=lambda act: act.at)), is_calm)
 
 

@@ -254,6 +254,15 @@ class SimulatedCluster:
         for worker in self._starting.pop(key, ()):
             worker.exit("killed by signal 9")
 
+    def join(self, hosts: int) -> None:
+        """Adds an island, whose workers are ready."""
+        if self.is_closed:
+            return
+        island = len(self.shape.islands)
+        self.shape = dataclasses.replace(self.shape, islands=(*self.shape.islands, hosts))
+        self._starting[GangKey(island, -1)] = self._started(island)
+        self.carry_out("join", self.core.add_gang(self.shape.hosts(island), self.time.now))
+
     def _started(self, island: int) -> tuple[SimulatedWorker, ...]:
         hosts = self.shape.hosts(island)
         collectives = Collectives(len(hosts))

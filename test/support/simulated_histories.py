@@ -178,7 +178,7 @@ class HistoryPlayer:
 
 def _run(player: HistoryPlayer, act: Act) -> None:
     salt, outputs, picks, islands = act.on[0], act.on[1], act.on[3 : 3 + act.on[2]], act.on[3 + act.on[2] :]
-    count = len(player.history.shape.islands)
+    count = len(player.cluster.shape.islands)
     route = [islands[0] % count]
     for island in islands[1:]:
         if island % count != route[-1]:
@@ -186,7 +186,7 @@ def _run(player: HistoryPlayer, act: Act) -> None:
     # A service has no programs of single hosts.
     alone = None
     if salt % 4 == 0 and len(route) == 1 and not player.history.shape.sessions:
-        alone = salt // 4 % player.history.shape.islands[route[0]]
+        alone = salt // 4 % player.cluster.shape.islands[route[0]]
     player.clients.start(player.clients.run(SimulatedProgram(salt, tuple(route), outputs, alone), picks))
 
 
@@ -265,8 +265,12 @@ def _hang(player: HistoryPlayer, act: Act) -> None:
 
 
 def _fail_start(player: HistoryPlayer, act: Act) -> None:
-    island = act.on[0] % len(player.history.shape.islands)
+    island = act.on[0] % len(player.cluster.shape.islands)
     player.cluster.failing_starts[island] = 1 + act.on[1] % 5
+
+
+def _join(player: HistoryPlayer, act: Act) -> None:
+    player.cluster.join(act.on[0])
 
 
 def _sleep(player: HistoryPlayer, act: Act) -> None:
@@ -318,6 +322,7 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
     "slow": _slow,
     "hang": _hang,
     "fail start": _fail_start,
+    "join": _join,
     "sleep": _sleep,
     "close": _close,
     "late": _late,
@@ -325,5 +330,5 @@ ACTS: Mapping[str, Callable[[HistoryPlayer, Act], None]] = {
 
 _OF_USERS = {
     *("run", "call", "fetch", "drop", "status"),
-    *("leave session", "drain", "return", "close", "late"),
+    *("leave session", "join", "drain", "return", "close", "late"),
 }

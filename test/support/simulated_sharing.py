@@ -33,6 +33,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     DisconnectClient,
     DispatchRequest,
     FreeClientArrays,
+    IslandJoined,
     IslandLeaving,
     IslandLost,
     IslandReturned,
@@ -116,6 +117,11 @@ class SimulatedMemory:
             for is_limited in self.is_limited
         ]
         return SharedMemory(islands, self.quotas, self.default)
+
+    def join(self, *, is_limited: bool) -> DeviceLimits | None:
+        """Adds an island, and returns its limits."""
+        self.is_limited.append(is_limited)
+        return DeviceLimits(20 + self.pool + 50, self.pool) if is_limited else None
 
     def quota(self, client: int) -> int:
         """Returns the quota of a client, or of all that share one."""
@@ -276,6 +282,8 @@ class SimulatedSharing:
             self.scheduler.accounts = Accounts(most=seed % 7)
         # Of its own: the history is the same without accounts.
         self.accounts = SimulatedAccounts(random.Random(seed), self.scheduler.accounts)
+        self.joins = random.Random(f"{seed} joins")
+        self.has_joins = seed % 3 == 1
         self.queues: list[collections.deque[QueuedStep]] = [collections.deque() for _ in range(self.count)]
         self.arrays: list[set[int]] = [set() for _ in range(self.count)]
         self.lost: set[int] = set()
@@ -327,6 +335,8 @@ class SimulatedSharing:
                 self.time.at(self.chance.uniform(0, 0.25), lambda n=number: self.kill(self.clients[n]))
         if self.chance.random() < 0.3:
             self.time.at(self.chance.uniform(0, 0.2), self.chance.choice([self.lose, self.leave]))
+        for _ in range(self.joins.choice([0, 1, 1, 2]) if self.has_joins else 0):
+            self.time.at(self.joins.uniform(0, 0.2), self.join)
         while self.time.step() or self.pending:
             if self.pending and self.chance.random() < 0.5:
                 self.handle()
@@ -690,6 +700,18 @@ class SimulatedSharing:
         self.running.discard(step)
         self.ended.add(step)
         self.clients[step.client].unfinished.discard(step)
+
+    def join(self) -> None:
+        """Adds an island, which clients use from now on."""
+        island, self.count = self.count, self.count + 1
+        self.queues.append(collections.deque())
+        self.arrays.append(set())
+        self.losses.append(0)
+        is_limited = self.joins.random() < 0.8
+        self.handle(
+            IslandJoined(island, None if self.memory is None else self.memory.join(is_limited=is_limited))
+        )
+        self.handle(RoundTripMeasured(island, self.trip))
 
     def leave(self) -> None:
         """Drains an island, as after SIGTERM: it finishes its steps, and is lost some time later."""

@@ -142,5 +142,8 @@ class ThreadLauncher:
         self.workers += started
         return started
 
+    def set_hosts(self, count: int) -> None:
+        """No-op: it has a place for each host."""
+
     def close(self) -> None:
         """No-op: it has no resources."""

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.process
 
 SUPPORT = Path(__file__).parents[1] / "support"
 FILE = "hosts = 2\n[clients.ann]\nweight = 2.0\n"
+ADDING = "pw-cluster: lab: adding an island of 1 host ...\n"
 TOOL = (
     "import sys; from pathways.tools.drivers import cluster; from pathways.tools import pw_cluster;"
     "cluster.PROCESS = 'fake_service'; sys.exit(pw_cluster.main())"
@@ -212,9 +213,10 @@ def test_pw_cluster_issues_tokens_of_clients(lab, tmp_path, capfd):
             (["down", "lab"], "the request"),
             (["end", "lab", "bo"], "ending client 'bo'"),
             (["token", "lab", "ann", "--revoke"], "the request"),
+            (["add", "lab", "--hosts", "1"], "the request"),
         ):
             assert pw_cluster.main([*arguments, "--token", str(file)]) == 1
-            assert capfd.readouterr().err == (
+            assert capfd.readouterr().err.removeprefix(ADDING) == (
                 f"pw-cluster: error: {action} needs the token of the cluster, "
                 "and this one is of client 'ann'\n"
             )
@@ -226,6 +228,26 @@ def test_pw_cluster_issues_tokens_of_clients(lab, tmp_path, capfd):
             ann.receive()
         assert clients() == ["bo"]
         assert pw_cluster.main(["end", "lab", "bo"]) == 0
+
+
+def test_pw_cluster_adds_an_island(lab, folder, capfd):
+    capfd.readouterr()
+    assert pw_cluster.main(["add", "lab", "--hosts", "1", "--devices-per-host", "4"]) == 0
+    assert capfd.readouterr() == ("island2\n", ADDING)
+    assert pw_cluster.main(["add", "lab", "--hosts", "box"]) == 1
+    refused = "pw-cluster: error: hosts=('box',): expected a number of hosts, as the other islands have\n"
+    assert capfd.readouterr() == ("", ADDING + refused)
+    # By the address of the service.
+    assert pw_cluster.main(["add", str(lab.socket), "--token", str(lab.token), "--hosts", "2"]) == 0
+    assert capfd.readouterr().out == "island3\n"
+
+
+def test_pw_cluster_cancels_an_island_when_it_is_interrupted(lab):
+    with started("add", "lab", "--hosts", "slow") as process:
+        assert process.stderr.readline() == ADDING
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) != 0
+    wait(lambda: "adding an island was cancelled" in lab.log.read_text())
 
 
 def test_pw_cluster_revokes_tokens(lab, tmp_path, capfd):
@@ -442,12 +464,12 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
     [
         (
             [],
-            "expected a command: up, list, status, accounts, run, token, set, suspend, resume, end, down, "
-            "logs; see pw-cluster --help",
+            "expected a command: up, add, list, status, accounts, run, token, set, suspend, resume, end, "
+            "down, logs; see pw-cluster --help",
         ),
         (
             ["upp"],
-            "argument COMMAND: must be one of up, list, status, accounts, run, token, set, suspend, resume,",
+            "argument COMMAND: must be one of up, add, list, status, accounts, run, token, set, suspend,",
         ),
         (["up"], "pw-cluster up: expected FILE"),
         (["end", "lab"], "pw-cluster end: expected CLIENT"),
@@ -469,6 +491,10 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
         (["set", "lab", "ann", "weight=0"], "weight=0: Expected `float` >= 0.001"),
         (["set", "lab", "ann", "memory=4"], "memory=4: '4': expected a number of bytes with a unit, as in"),
         (["token", "lab", "a b"], "'a b' is not a name of a client: expected letters, digits"),
+        (["add", "lab"], "pw-cluster add: expected --hosts"),
+        (["add", "lab", "--hosts", "0"], "argument --hosts: must be at least 1, got 0"),
+        (["add", "lab", "--hosts", "1", "--pool", "4"], "'4': expected a number of bytes with a unit, as in"),
+        (["add", "lab", "--hosts", "99999"], "hosts = 99999: expected a number of hosts, or names"),
     ],
 )
 def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
@@ -490,6 +516,7 @@ def test_pw_cluster_refuses_mistakes(folder, capfd, arguments, message):
         ("down", {"--token"}),
         ("logs", {"--follow"}),
         ("token", {"--revoke", "--token"}),
+        ("add", {"--hosts", "--devices-per-host", "--cores", "--device-memory", "--pool", "--token"}),
     ],
 )
 def test_pw_cluster_helps_with_each_command(capfd, command, flags):

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from pathways.dialect.plain_data import read_record
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the tool for its flags; returns the exit code."""
     commands = {
         "up": _up,
+        "add": _add,
         "list": _list,
         "status": _status,
         "accounts": _accounts,
@@ -129,6 +131,14 @@ def _ready(service: subprocess.Popen[bytes]) -> str:
         print(f"pw-cluster: {doing} ...", file=sys.stderr)
 
 
+def _print_progress(service: Connection[Any], doing: str) -> None:
+    """Prints progress until a service sends something."""
+    began = time.monotonic()
+    print(f"pw-cluster: {doing} ...", file=sys.stderr)
+    while not service.wait(_PROGRESS_INTERVAL_S):
+        print(f"pw-cluster: {doing}, for {time.monotonic() - began:.0f} s ...", file=sys.stderr)
+
+
 def _list(_: argparse.Namespace) -> None:
     rows = [("cluster", "process", "address")]
     for cluster in folders.clusters():
@@ -169,6 +179,20 @@ def _accounts(options: argparse.Namespace) -> None:
         print(msgspec.json.format(msgspec.json.encode(summed(answer.accounts, options.by))).decode())
     else:
         print(account_table(answer.accounts, options.by))
+
+
+def _add(options: argparse.Namespace) -> None:
+    hosts = options.hosts
+    values = {"hosts": hosts, "devices_per_host": options.devices_per_host, "cores": options.cores}
+    for name, text in (("memory", options.device_memory), ("pool", options.pool)):
+        values[name] = None if text is None else bytes_of(text)
+    request = read_record(values, admin.AddRequest)
+    count = hosts if isinstance(hosts, int) else len(hosts)
+    with _called(options) as service:
+        doing = f"{options.target}: adding an island of {count} {'host' if count == 1 else 'hosts'}"
+        reply = _request(service, request, doing)
+    assert isinstance(reply, admin.AddReply)
+    print(reply.island)
 
 
 def _set(options: argparse.Namespace) -> None:
@@ -337,19 +361,25 @@ def _called(options: argparse.Namespace) -> Iterator[Connection[Any]]:
         connection.close()
 
 
-def _request(service: Connection[Any], request: Message) -> object:
-    """Returns the reply of a service to a request; raises UserError if there is none, or it is denied."""
+def _request(service: Connection[Any], request: Message, doing: str = "") -> object:
+    """Returns the reply of a service to a request; raises UserError if there is none, or it is denied.
+
+    Args:
+      doing: the progress to print until the service replies, however long it takes; empty to print none.
+    """
     service.set_timeout(_ANSWER_SECONDS)
     try:
         service.send(request)
     except ConnectionEnded as error:
         raise UserError(f"the service does not answer: {error}") from None
-    return _receive(service)
+    return _receive(service, doing)
 
 
-def _receive(service: Connection[Any]) -> object:
+def _receive(service: Connection[Any], doing: str = "") -> object:
     """Returns the next reply of a service; raises UserError if there is none, or the request is denied."""
     try:
+        if doing:
+            _print_progress(service, doing)
         reply = service.receive()
     except ConnectionEnded as error:
         raise UserError(f"the service does not answer: {error}") from None

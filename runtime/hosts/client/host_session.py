@@ -92,14 +92,22 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         self.hosts = pool.hosts
         self.listener = listener
         self._loop = listener.loop
-        self.cluster = pool.cluster
-        self.is_multi_host = core.core.has_multi_host_islands
         self.waits = WindowWaits()
         self.used: set[int] = set()
         self.programs: weakref.WeakSet[MovableProgram] = weakref.WeakSet()
         self.puts: set[tuple[HostGang, int]] = set()
         self.fetching = threading.Lock()
         self._closed = threading.Event()
+
+    @property
+    @override
+    def cluster(self) -> Cluster:
+        return self.pool.cluster
+
+    @property
+    @override
+    def is_multi_host(self) -> bool:
+        return self._core.core.has_multi_host_islands
 
     @property
     @override
@@ -126,9 +134,11 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
 
     def current_cluster(self) -> Cluster:
         """Returns the cluster with the present state and round trip of each island."""
-        islands = zip(self.cluster.islands, [*self.pool.gangs], strict=True)
+        cluster = self.cluster
+        # An island may join in between.
+        islands = zip(cluster.islands, [*self.pool.gangs], strict=False)
         return dataclasses.replace(
-            self.cluster,
+            cluster,
             islands=tuple(
                 dataclasses.replace(island, state=gang.life.state_name(), round_trip=gang.round_trip)
                 for island, gang in islands

@@ -23,19 +23,29 @@ from pathways.runtime.control.effects import (
     WakeWaiters,
 )
 from pathways.runtime.control.records.errors import HostError
-from pathways.runtime.control.records.events import GangKey, GangStarted, GangStartFailed, GangTerminated
+from pathways.runtime.control.records.events import (
+    GangClosed,
+    GangKey,
+    GangStarted,
+    GangStartFailed,
+    GangTerminated,
+)
 from pathways.runtime.hosts.cluster.host import HostGang, WorkerHandle
 from pathways.runtime.hosts.cluster.shared_core import SharedCore
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.cluster.worker_listener import WorkerListener
 from pathways.runtime.hosts.cluster.worker_pool import WorkerPool
 from pathways.runtime.hosts.launch.exit_monitor import kill_all
+from pathways.runtime.hosts.launch.settings import Island
 from pathways.runtime.hosts.protocol.messages import Cancel, Leave, Lost, Message, Ping, RequestReport
 from pathways.runtime.hosts.protocol.wire import Connection, ConnectionEnded
 from pathways.runtime.resources.threads import RunningThread, start_thread
 
 _EXIT_TIMEOUT_S = 2.0
 """Timeout for the exit of a process that was killed."""
+
+_CLOSE_TIMEOUT_S = 10.0
+"""Timeout for the end of each start that is in flight when the cluster is closed."""
 
 log = logging.getLogger("pathways")
 
@@ -65,6 +75,9 @@ class EffectRunner:
         self._closed = closed
         self._lock = threading.Lock()
         self._restarting: list[RunningThread] = []
+        # Held while an island is added, whose start the event cancels.
+        self._adding = threading.Lock()
+        self._stop_adding = threading.Event()
         # New workers that are not attached yet, by their island.
         self._new: dict[int, Sequence[WorkerHandle]] = {}
 
@@ -93,13 +106,62 @@ class EffectRunner:
             case AttachGang():
                 self._attach(effect.gang)
 
+    def add_island(
+        self,
+        island: Island,
+        stop: threading.Event,
+        join: Callable[[Sequence[int], float], Sequence[Effect]],
+    ) -> HostGang:
+        """Starts the workers of a new island, and returns them once the pool has them.
+
+        Args:
+          stop: cancels the start when it is set, by the caller or by `close`.
+          join: adds an island with hosts of these numbers to the core, at this time; returns the effects.
+
+        Raises:
+          HostError: a worker does not start; then nothing has changed.
+          ValueError: the island cannot be added; then nothing has changed.
+        """
+        if not self._adding.acquire(blocking=False):
+            raise HostError("another island is being added, and only one is at a time: try again later")
+        try:
+            self._stop_adding = stop
+            if self._closed.is_set():
+                stop.set()
+            number = self._starter.add_island(island)
+            try:
+                (hosts,) = self._starter.start([number], stop)
+                # Before the event, whose effect `AttachGang` takes them from there.
+                self._new[number] = hosts
+                try:
+                    self._core.change(functools.partial(join, [host.index for host in hosts]))
+                except BaseException:
+                    _terminate_workers(self._new.pop(number))
+                    raise
+            except BaseException as error:
+                self._starter.remove_last_island()
+                if isinstance(error, HostError) and stop.is_set():
+                    raise HostError(f"the start of island{number} was cancelled") from None
+                raise
+            gang = self._pool.wait_for_island(number)
+            if self._closed.is_set():
+                # `close` may have closed all islands before this one had joined.
+                self._core.handle(GangClosed(self._core.core.gangs[number].key, "is closed"))
+                raise HostError(f"the start of {gang.name} was cancelled")
+            return gang
+        finally:
+            self._adding.release()
+
     def close(self) -> None:
-        """Waits for restarts in flight, and terminates all workers."""
+        """Waits for starts in flight, and terminates all workers."""
         self._pool.wake()
+        self._stop_adding.set()
         with self._lock:
             restarting = [*self._restarting]
         for thread in restarting:
-            thread.join(timeout=10)
+            thread.join(timeout=_CLOSE_TIMEOUT_S)
+        # Never released: no island is added from here on.
+        self._adding.acquire(timeout=_CLOSE_TIMEOUT_S)
         kill_all((host.process for host in self._pool.hosts), _EXIT_TIMEOUT_S, grace=_EXIT_TIMEOUT_S)
         self._starter.close()
 
@@ -177,14 +239,18 @@ class EffectRunner:
             _terminate_workers(self._new.pop(key.island))
 
     def _attach(self, key: GangKey) -> None:
-        slices = self._pool.gangs[key.island].slices
+        is_new = key.island == len(self._pool.gangs)
+        slices = 1 if is_new else self._pool.gangs[key.island].slices
         gang = HostGang(self._core.core.gangs[key.island], self._new.pop(key.island), slices)
         self._listener.attach(gang)
         for observer in self._pool.observers:
             for host in gang.hosts:
                 observer.attach(host)
         # After all else: from here on threads send it steps.
-        self._pool.replace(gang)
+        if is_new:
+            self._pool.add(gang)
+        else:
+            self._pool.replace(gang)
         self._listener.loop.wake()
         # Lost before the pool had it, so that `Disconnect` did not find it.
         if gang.is_lost():

@@ -51,7 +51,7 @@ class SharedCore:
 
     def handle(self, *events: Any) -> None:
         """Passes events to the core, and carries out their effects."""
-        self._change(lambda now: [effect for event in events for effect in self.core.handle(event, now)])
+        self.change(lambda now: [effect for event in events for effect in self.core.handle(event, now)])
 
     def run(self, program: HostedProgram, producers: Iterable[Step | None]) -> Step:
         """Notes a step of a program that is about to be sent to its hosts, and returns it.
@@ -81,7 +81,7 @@ class SharedCore:
         self, gang: GangView, host: int, run: int, error: str | None, wrong: Mapping[int, str], took: float
     ) -> None:
         """See `ClusterCore.fail`."""
-        self._change(lambda now: self.core.fail(gang, host, run, error, wrong, now, took))
+        self.change(lambda now: self.core.fail(gang, host, run, error, wrong, now, took))
 
     def called(self, host: int, call: int, answer: Any, failure: Failure | None) -> None:
         """See `ClusterCore.called`."""
@@ -107,7 +107,7 @@ class SharedCore:
             requests.append(request)
             return effects
 
-        self._change(request_now)
+        self.change(request_now)
         return requests[0]
 
     def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:
@@ -129,7 +129,8 @@ class SharedCore:
         with self._lock:
             self._pending.extend(change(time.monotonic()))
 
-    def _change(self, change: Callable[[float], Sequence[Effect]]) -> None:
+    def change(self, change: Callable[[float], Sequence[Effect]]) -> None:
+        """Changes the core by a function of the time, and carries out the effects that it returns."""
         # Ctrl-C in between would lose effects, which the core returns only once.
         with uninterrupted():
             with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import queue
@@ -19,7 +20,7 @@ from pathways.runtime.hosts.cluster.host import WorkerHandle, stderr_tail
 from pathways.runtime.hosts.launch.descriptors import reserve_descriptors
 from pathways.runtime.hosts.launch.exit_monitor import ExitMonitor, kill_all
 from pathways.runtime.hosts.launch.launcher import Launcher, SpareWorkers, WorkerProcess
-from pathways.runtime.hosts.launch.settings import Settings
+from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.launch.sockets import Address, controller_socket
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.frames import decode_for_controller
@@ -65,12 +66,32 @@ class Starter:
         self._launcher = launcher
         self._secret = secrets.token_bytes(32) if secret is None else secret
         self._epochs = itertools.count()
-        # One more than islands: the last is the number of all hosts, which `zip` drops.
-        firsts = itertools.accumulate((len(island.machines) for island in settings.islands), initial=0)
-        self._numbers = [
-            range(first, first + len(island.machines))
-            for first, island in zip(firsts, settings.islands, strict=False)
-        ]
+        self._numbers: list[range] = []
+        for island in settings.islands:
+            self._append_numbers(island)
+
+    def _append_numbers(self, island: Island) -> None:
+        first = self._numbers[-1].stop if self._numbers else 0
+        self._numbers.append(range(first, first + len(island.machines)))
+
+    def add_island(self, island: Island) -> int:
+        """Adds an island, whose workers `start` starts, and returns its number.
+
+        Raises:
+          ValueError: the island cannot be combined with the others.
+          HostError: the launcher has no place for it.
+        """
+        settings = self._settings.with_island(island)
+        self._launcher.set_hosts(settings.hosts)
+        self._settings = settings
+        self._append_numbers(island)
+        return len(self._numbers) - 1
+
+    def remove_last_island(self) -> None:
+        """Removes the island that was added last, and has no workers: its numbers are free again."""
+        self._numbers.pop()
+        self._settings = dataclasses.replace(self._settings, islands=self._settings.islands[:-1])
+        self._launcher.set_hosts(self._settings.hosts)
 
     def start(
         self, islands: Sequence[int], stop: threading.Event, contact: float = START_SECONDS

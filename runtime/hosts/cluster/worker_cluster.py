@@ -130,7 +130,7 @@ class WorkerCluster:
             host.leave()
 
     def _notify_closed(self, how: str) -> None:
-        self.core.handle(*(GangClosed(gang.life.key, how) for gang in self.pool.gangs))
+        self.core.handle(*(GangClosed(gang.key, how) for gang in self.core.core.gangs))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """Compiles a program on its hosts, see `Session.load`."""

@@ -32,7 +32,7 @@ class PoolObserver(Protocol):
         """
 
     def attach(self, host: WorkerHandle) -> None:
-        """Handles that a worker has taken the place of a lost one, before it gets any step."""
+        """Handles that a worker is new, instead of a lost one or on a new island, before it gets a step."""
 
     def lose(self, host: int) -> None:
         """Handles that a worker is lost."""
@@ -50,7 +50,7 @@ class WorkerPool:
     Attributes:
       gangs: the workers of each island; while an island restarts, those that were lost.
       hosts: all workers, by their numbers.
-      cluster: the devices of all islands, which stay the same.
+      cluster: the devices of all islands. Islands may join; the devices of the others stay the same.
       order: the lock of the order of steps, held from reading the numbers of arrays until the step that
         consumes them is issued, and while arrays are deleted: a worker would wait for ever for an array that
         it has freed.
@@ -61,7 +61,9 @@ class WorkerPool:
         self.observers: list[PoolObserver] = []
         self.gangs = [*gangs]
         self.hosts = [host for gang in self.gangs for host in gang.hosts]
-        self.cluster = _cluster(self.gangs)
+        self.cluster = resources.Cluster(())
+        for gang in self.gangs:
+            self._add_devices(gang)
         self.reset_locks()
 
     def reset_locks(self) -> None:
@@ -129,32 +131,36 @@ class WorkerPool:
                 self.hosts[host.index] = host
             self._changed.notify_all()
 
+    def add(self, gang: HostGang) -> None:
+        """Adds the workers of a new island, which has the next number."""
+        with self._changed:
+            assert gang.number == len(self.gangs), gang.name
+            self.hosts.extend(gang.hosts)
+            self.gangs.append(gang)
+            # Last: a thread that reads the cluster without a lock finds the workers of all its islands.
+            self._add_devices(gang)
+            self._changed.notify_all()
+
+    def wait_for_island(self, number: int) -> HostGang:
+        """Waits until an island is added, and returns its workers."""
+        with self._changed:
+            self._changed.wait_for(lambda: number < len(self.gangs))
+        return self.gangs[number]
+
+    def _add_devices(self, gang: HostGang) -> None:
+        """Adds the devices of an island to the cluster, at the next positions."""
+        positions = itertools.count(len(self.cluster.devices))
+        devices = tuple(
+            resources.Device(
+                next(positions), device, host.ready.platform, resources.Host(host.index), gang.name, memory
+            )
+            for host in gang.hosts
+            for device, memory in zip(host.ready.devices, host.ready.memory, strict=True)
+        )
+        island = resources.DeviceIsland(gang.name, devices, gang.slices)
+        self.cluster = resources.Cluster((*self.cluster.islands, island))
+
     def wake(self) -> None:
         """Makes all threads that wait for workers check again."""
         with self._changed:
             self._changed.notify_all()
-
-
-def _cluster(gangs: Sequence[HostGang]) -> resources.Cluster:
-    positions = itertools.count()
-    return resources.Cluster(
-        tuple(
-            resources.DeviceIsland(
-                gang.name,
-                tuple(
-                    resources.Device(
-                        next(positions),
-                        device,
-                        host.ready.platform,
-                        resources.Host(host.index),
-                        gang.name,
-                        memory,
-                    )
-                    for host in gang.hosts
-                    for device, memory in zip(host.ready.devices, host.ready.memory, strict=True)
-                ),
-                gang.slices,
-            )
-            for gang in gangs
-        )
-    )

@@ -131,5 +131,9 @@ class Spawner:
             raise
         return started
 
+    def set_hosts(self, count: int) -> None:
+        """See `Launcher.set_hosts`; cores of hosts that do not exist are free again."""
+        self._cores.release_from(count)
+
     def close(self) -> None:
         """See `Launcher.close`: there are no resources to release."""

@@ -25,6 +25,12 @@ class CoreShares:
         assigned[host] = range(first, first + count)
         return first
 
+    def release_from(self, host: int) -> None:
+        """Releases the cores of the hosts from a number on."""
+        for assigned in self._assigned.values():
+            for other in [other for other in assigned if other >= host]:
+                del assigned[other]
+
 
 def pin(first: int, count: int) -> None:
     """Pins this process to some of the cores that it may use; must be called before JAX starts its threads.

@@ -176,6 +176,13 @@ class JoinLauncher:
             raise
         return started
 
+    def set_hosts(self, count: int) -> None:
+        """See `Launcher.set_hosts`; agents may join with the numbers of the new hosts."""
+        with self._changed:
+            self._hosts = count
+            # An agent may have joined with the number of a new host too early.
+            self._error = None
+
     def close(self) -> None:
         """See `Launcher.close`; dismisses all machines."""
         with contextlib.suppress(OSError):

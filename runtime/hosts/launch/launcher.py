@@ -59,6 +59,13 @@ class Launcher(Protocol):
           HostError: there are no machines for them, or a worker cannot be started.
         """
 
+    def set_hosts(self, count: int) -> None:
+        """Handles that the number of hosts has changed: an island was added, or its workers did not start.
+
+        Raises:
+          HostError: it has no place for further hosts.
+        """
+
     def close(self) -> None:
         """Releases its resources; all workers must have exited."""
 

@@ -62,6 +62,8 @@ class RayLauncher(JoinLauncher):
         self._actors: dict[int, tuple[Any, str]] = {}
         self._cores = CoreShares()
         self._is_own = not self._ray.is_initialized()
+        # A started cluster has as many CPUs as the first hosts need.
+        self._max_hosts = hosts if self._is_own and address is None else None
         if self._is_own:
             own = {"address": "local", "num_cpus": cores, "include_dashboard": False}
             own["_node_ip_address"] = endpoints.bind
@@ -124,6 +126,20 @@ class RayLauncher(JoinLauncher):
         for (host, actor), machine in zip(actors.items(), machines, strict=True):
             self._actors[host] = actor, machine
             actor.serve.remote(self.address, self.secret, host)
+
+    def set_hosts(self, count: int) -> None:
+        """See `Launcher.set_hosts`."""
+        if self._max_hosts is not None and count > self._max_hosts:
+            raise HostStartError(
+                f"Ray was started here with CPUs for {self._max_hosts} hosts, and has none for further ones: "
+                "expected address=, the address of a Ray cluster that has some"
+            )
+        super().set_hosts(count)
+        self._cores.release_from(count)
+        for host in [host for host in self._actors if host >= count]:
+            self._ray.kill(self._actors.pop(host)[0])
+        for first in [first for first in self._groups if first >= count]:
+            self._ray.util.remove_placement_group(self._groups.pop(first))
 
     def close(self) -> None:
         """See `Launcher.close`."""

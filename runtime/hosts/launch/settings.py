@@ -157,6 +157,17 @@ class Settings:
                     f"platform={self.platform!r} a host has all that JAX finds"
                 )
 
+    def with_island(self, island: Island) -> Settings:
+        """Returns settings that have one more island.
+
+        Raises:
+          ValueError: the island cannot be combined with the others.
+        """
+        if (None in island.machines) != (None in self.islands[0].machines):
+            expected = "a number of hosts" if None in self.islands[0].machines else "names of machines"
+            raise ValueError(f"hosts={island.hosts!r}: expected {expected}, as the other islands have")
+        return dataclasses.replace(self, islands=(*self.islands, island))
+
     @property
     def endpoints(self) -> Endpoints:
         """Addresses and ports on which controller and workers listen."""

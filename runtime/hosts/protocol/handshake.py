@@ -41,7 +41,7 @@ _STRANGER = "an unauthenticated peer tried to connect"
 
 # Labels of the two sides. They are part of the protocol: if they changed, a peer of another version would be
 # refused for its secret, and not for its version.
-_CLIENT, _SERVER = b"opener", b"client"
+_CLIENT, _SERVER = b"opener", b"keeper"
 
 
 class ClientHandshake:

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import override
 
 from pathways.runtime.control.cluster_view import ClusterView
-from pathways.runtime.control.effects import Effect, GangDraining, GangLeaving, GangLost, GangReturned
+from pathways.runtime.control.effects import (
+    Effect,
+    GangDraining,
+    GangJoined,
+    GangLeaving,
+    GangLost,
+    GangReturned,
+)
 from pathways.runtime.control.gang import GangView
 from pathways.runtime.control.records.errors import Failure
 from pathways.runtime.control.records.events import GangClosed, GangKey, ReplyReceived, Tick
@@ -115,6 +122,7 @@ ServiceEvent = (
     | GangLeaving
     | GangLost
     | GangReturned
+    | GangJoined
     | StepRefused
     | StepIndeterminate
     | StepCut
@@ -187,6 +195,8 @@ class ClusterMirror(ClusterView[MirroredGang]):
                 if before.key.start < key.start:
                     assert before.failure is not None, f"{before} is back, and was not lost"
                     self.gangs[key.island] = MirroredGang(key, before.hosts)
+            case GangJoined(key, hosts):
+                self._join(MirroredGang(key, hosts))
             case GangClosed():
                 if (gang := self.gang(event.gang)) is not None:
                     return self._lose(gang, gang.closed_failure(event.how), is_dead=True, now=now)
@@ -205,6 +215,14 @@ class ClusterMirror(ClusterView[MirroredGang]):
                 gangs = [*self.gangs]
                 return [e for gang in gangs for e in self._lose(gang, event.why, is_dead=True, now=now)]
         return []
+
+    def _join(self, gang: MirroredGang) -> None:
+        """Adds an island, unless this client was admitted with it."""
+        if gang.key.island < len(self.gangs):
+            return
+        if self.ended is not None:
+            gang._lose(self.ended, is_dead=True)
+        self._add_gang(gang)
 
     def _end(self, number: int, why: Failure) -> None:
         step = self.steps.get(number)

@@ -101,6 +101,7 @@ class RemoteSession(HostSession):
         super().__init__(shared, pool, self._listener)
         # In a thread: the listener must go on, and finalizers may wait for its locks.
         self._listener.collect = functools.partial(start_thread, self._collect, "collect")
+        self._listener.on_joined = self._extend_allocator
         shared.run_effect = self._run_effect
         self._unneeded: PendingFrees[HostedProgram] = PendingFrees()
         self._listener.start()
@@ -245,8 +246,16 @@ class RemoteSession(HostSession):
 
     def bind(self, cluster: Cluster) -> ResourceManager[VirtualSlice]:
         """See `Session.bind`; the service knows the devices of other clients."""
-        self._slices = DeviceAllocator(cluster, self._request_devices)
-        return self._slices
+        slices = self._slices = DeviceAllocator(cluster, self._request_devices)
+        # An island may have joined since `cluster` was read.
+        self._extend_allocator()
+        return slices
+
+    def _extend_allocator(self) -> None:
+        """Gives the allocator the devices of islands that have joined."""
+        if self._slices is not None:
+            # Without its lock, which a thread holds that waits for these devices, see `_request_devices`.
+            self._slices.cluster = self.cluster
 
     def move_slices(self, slices: Mapping[int, tuple[int, ...]]) -> None:
         """Binds slices to the devices that the service has planned for them; see `MoveSlices`.
@@ -281,6 +290,13 @@ class RemoteSession(HostSession):
         assert isinstance(bound, DevicesBound)
         if bound.error:
             raise ResourceError(bound.error)
+        last = max((position for positions in bound.positions.values() for position in positions), default=-1)
+        allocator = self._slices
+        assert allocator is not None
+        # The notice of an island that has joined may come later, on another connection.
+        self._loop.wait(lambda: last < len(allocator.cluster.devices) or self._mirror.ended is not None)
+        if self._mirror.ended is not None:
+            raise self._mirror.ended.error()
         return bound.positions
 
     def _send_released(self) -> None:

@@ -8,7 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pathways.runtime.control.effects import GangDraining, GangLeaving, GangLost, GangReturned
+from pathways.runtime.control.effects import (
+    GangDraining,
+    GangJoined,
+    GangLeaving,
+    GangLost,
+    GangReturned,
+)
 from pathways.runtime.control.records.errors import Failure, ServiceLostError
 from pathways.runtime.control.records.events import GangKey, ReplyReceived
 from pathways.runtime.hosts.cluster.event_loop import EventLoop
@@ -35,6 +41,7 @@ from pathways.runtime.service.protocol.service_messages import (
     FromHost,
     HostsDone,
     Indeterminate,
+    IslandAddedNotice,
     IslandDrainingNotice,
     IslandFacts,
     IslandLeavingNotice,
@@ -97,6 +104,7 @@ class ServiceListener(WorkerListener):
     Attributes:
       collect: is called where this client exceeds its quota.
       move: is called where an island will leave, with the notice.
+      on_joined: is called when an island has joined.
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class ServiceListener(WorkerListener):
         self._gang_of = gang_of
         self.collect: Callable[[], object] = lambda: None
         self.move: Callable[[IslandDrainingNotice], object] = lambda notice: None
+        self.on_joined: Callable[[], object] = lambda: None
         service.arrays.place = self._place_relayed
         read = functools.partial(service.steps.process_available, self._on_service_message)
         self.loop.add(service.steps, functools.partial(self._read_from_service, read))
@@ -179,6 +188,8 @@ class ServiceListener(WorkerListener):
                 self._lose_island(message)
             case IslandReturnedNotice():
                 self._replace_island(message)
+            case IslandAddedNotice():
+                self._add_island(message)
             case ProgramLoaded():
                 self._on_loaded(message)
             case DevicesBound():
@@ -197,7 +208,9 @@ class ServiceListener(WorkerListener):
         to_service = self._service.round_trip.seconds
         if to_service is not None:
             for number, seconds in message.round_trips.items():
-                self._pool.host(number).round_trip.add(to_service + seconds)
+                # The notice of an island that has joined may come later, on another connection.
+                if number < len(self._pool.hosts):
+                    self._pool.host(number).round_trip.add(to_service + seconds)
 
     def _place_relayed(self, message: object, size: int) -> memoryview:
         if not isinstance(message, FromHost):
@@ -223,6 +236,19 @@ class ServiceListener(WorkerListener):
             for host in gang.hosts:
                 observer.attach(host)
         self._pool.replace(gang)
+        self.loop.wake()
+
+    def _add_island(self, message: IslandAddedNotice) -> None:
+        # See `_replace_island`. Ctrl-C may have interrupted this at any place the first time.
+        hosts = tuple(host.host for host in message.facts.hosts)
+        self._core.handle(GangJoined(GangKey(message.island, message.facts.start), hosts))
+        if message.island == len(self._pool.gangs):
+            gang = self._gang_of(message.island, message.facts)
+            for observer in self._pool.observers:
+                for host in gang.hosts:
+                    observer.attach(host)
+            self._pool.add(gang)
+        self.on_joined()
         self.loop.wake()
 
     def _on_loaded(self, message: ProgramLoaded) -> None:

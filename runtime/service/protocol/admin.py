@@ -13,6 +13,10 @@ from pathways.runtime.resources.accounts import AccountRecord
 from pathways.runtime.resources.status import ServiceStatus
 
 Weight = Annotated[float, Meta(ge=1e-3, le=1e3, description="a number from 0.001 to 1000")]
+MAX_COUNT = 1 << 16
+"""Limit on each count, and on the hosts of a cluster."""
+
+Count = Annotated[int, Meta(ge=1, le=MAX_COUNT, description=f"a whole number from 1 to {MAX_COUNT}")]
 Priority = Annotated[int, Meta(ge=-100, le=100, description="a whole number from -100 to 100")]
 
 ADMIN = "admin"
@@ -100,6 +104,30 @@ class ReturnRequest(Message, frozen=True):
     island: str
 
 
+class AddRequest(Message, frozen=True):
+    """Request to add an island; the reply is `AddReply` once it runs. It ends with the connection.
+
+    Attributes:
+      hosts, devices_per_host, cores: see `Island`.
+      memory, pool: see `DeviceLimits`; None for the limits of island0.
+    """
+
+    hosts: Annotated[
+        Count | Annotated[tuple[str, ...], Meta(min_length=1)],
+        Meta(description="a number of hosts, or names of machines"),
+    ]
+    devices_per_host: Count = 1
+    cores: Count | None = None
+    memory: Annotated[int, Meta(ge=1)] | None = None
+    pool: Annotated[int, Meta(ge=1)] | None = None
+
+
+class AddReply(Message, frozen=True):
+    """Reply to `AddRequest`: an island of this name runs."""
+
+    island: str
+
+
 class ReturnReply(Message, frozen=True):
     """Reply to `ReturnRequest`: the island runs."""
 
@@ -152,6 +180,7 @@ FromAdmin = (
     | ChangeRequest
     | DrainRequest
     | ReturnRequest
+    | AddRequest
 )
 ToAdmin = (
     Handshake
@@ -163,6 +192,7 @@ ToAdmin = (
     | ChangeReply
     | DrainReply
     | ReturnReply
+    | AddReply
     | AdminDenied
 )
 

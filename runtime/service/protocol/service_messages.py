@@ -458,6 +458,13 @@ class IslandReturnedNotice(m.Message, frozen=True):
     facts: IslandFacts
 
 
+class IslandAddedNotice(m.Message, frozen=True):
+    """Notice that an island has joined the cluster; it has the next number."""
+
+    island: int
+    facts: IslandFacts
+
+
 ToService = (
     m.Handshake
     | ClientOrigin
@@ -491,6 +498,7 @@ ToClient = (
     | IslandLeavingNotice
     | IslandLostNotice
     | IslandReturnedNotice
+    | IslandAddedNotice
     | ServicePong
 )
 

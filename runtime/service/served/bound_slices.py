@@ -125,6 +125,11 @@ class BoundSlices:
             self._manager.move(moved)
         return DevicesBound(request.request, request.slices)
 
+    def extend(self, cluster: Cluster) -> None:
+        """Replaces the cluster by one that has further islands."""
+        with self._lock:
+            self._manager.cluster = cluster
+
     def bind(self, client: ServedClient, request: RequestDevices) -> DevicesBound:
         """Binds the slices of a program of a client.
 

@@ -10,6 +10,7 @@ from pathways.runtime.hosts.cluster.host import HostGang
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.resources.status import ClientStatus, IslandStatus, SharedHostStatus, SliceStatus
 from pathways.runtime.service.protocol.service_messages import (
+    IslandAddedNotice,
     IslandDrainingNotice,
     IslandFacts,
     IslandLeavingNotice,
@@ -32,15 +33,17 @@ def island_facts(gang: HostGang) -> IslandFacts:
     )
 
 
-def changes_since(gang: HostGang, start: int) -> Iterator[Message]:
+def changes_since(gang: HostGang, start: int | None) -> Iterator[Message]:
     """Yields the messages that bring a client up to date.
 
     Args:
       gang: the workers of an island.
-      start: the start of its workers that the client knows.
+      start: the start of its workers that the client knows; None if it does not know the island.
     """
     life = gang.life
-    if life.key.start != start:
+    if start is None:
+        yield IslandAddedNotice(gang.number, island_facts(gang))
+    elif life.key.start != start:
         yield IslandLostNotice(gang.number, start, RemoteError.of(lost(f"{gang.name} was lost")), False)
         yield IslandReturnedNotice(gang.number, island_facts(gang))
     if life.failure is not None:

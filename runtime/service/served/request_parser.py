@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
@@ -42,10 +42,10 @@ class RequestParser:
     Args:
       pool: the workers.
       accounts: the accounts of clients.
-      limited: the islands where memory is limited.
+      limited: the islands where memory is limited; further ones may join.
     """
 
-    def __init__(self, pool: WorkerPool, accounts: Accounts, limited: frozenset[int] = frozenset()) -> None:
+    def __init__(self, pool: WorkerPool, accounts: Accounts, limited: Container[int] = ()) -> None:
         self._pool = pool
         self._accounts = accounts
         self._limited = limited

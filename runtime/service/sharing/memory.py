@@ -68,6 +68,11 @@ class Quota:
         self.limits = [*limits]
         self.held: list[dict[int, int]] = [{} for _ in limits]
 
+    def add_island(self, limit: int | None) -> None:
+        """Adds an island; its limit is None for none."""
+        self.limits.append(limit)
+        self.held.append({})
+
     def fits(self, island: int, more: DeviceBytes) -> bool:
         """Returns whether bytes fit on all these devices."""
         limit = self.limits[island]
@@ -136,6 +141,11 @@ class ClientMemory:
         count = len(quota.limits)
         self._arrays: list[dict[int, Sequence[_Buffer]]] = [{} for _ in range(count)]
         self._in_flight: list[collections.deque[_StepInFlight]] = [collections.deque() for _ in range(count)]
+
+    def add_island(self) -> None:
+        """Adds an island without arrays."""
+        self._arrays.append({})
+        self._in_flight.append(collections.deque())
 
     def fits(self, needs: Mapping[int, StepBytes]) -> bool:
         """Returns whether the new arrays of a step fit the quota on its islands."""
@@ -296,6 +306,28 @@ class SharedMemory:
         self._quotas = dict(quotas or {})
         self._default = default
         self._shared = Quota(self.rest())
+
+    def check_island(self, limits: DeviceLimits | None) -> None:
+        """Checks that all quotas fit the memory of one more island.
+
+        Raises:
+          ValueError: all quotas together exceed it without its pool.
+        """
+        check_quotas([*self.islands, limits], self._quotas, self._default, self._clients)
+
+    def add_island(self, limits: DeviceLimits | None, members: Iterable[tuple[str, ClientMemory]]) -> None:
+        """Adds an island, whose memory was checked by `check_island`.
+
+        Args:
+          members: the name and the memory of each connected client.
+        """
+        self.islands = (*self.islands, limits)
+        self._shared.add_island(self.rest()[-1])
+        for name, memory in members:
+            memory.add_island()
+            quota = self.quota_of(name)
+            if not self.is_shared(memory.quota):
+                memory.quota.add_island(None if limits is None else quota)
 
     def join(self, name: str) -> ClientMemory:
         """Returns the memory of a client that has joined."""

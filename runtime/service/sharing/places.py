@@ -57,6 +57,12 @@ class ClientService:
         self.tried: list[QueuedStep | None] = [None] * islands
         self.in_flight = [0] * islands
 
+    def add_island(self) -> None:
+        """Adds an island on which it had nothing."""
+        self.served.append(0.0)
+        self.tried.append(None)
+        self.in_flight.append(0)
+
     def estimate_of(self, step: QueuedStep) -> float | None:
         """Returns the estimated time of a step; None if no step tells it."""
         return self.estimates.get(step.loaded, self.foreign_estimate if step.is_foreign else None)
@@ -144,6 +150,12 @@ class Places:
         self._tokens = itertools.count()
         # Rotation of the order in which islands are filled.
         self._rotation = 0
+
+    def add_island(self, pool: int | None) -> None:
+        """Adds an island; see `SharedIsland`."""
+        self.islands.append(SharedIsland(pool))
+        for service in self.services.values():
+            service.add_island()
 
     def add_client(self, number: int, weight: float, priority: int) -> ClientService:
         """Adds a client, and returns its service."""

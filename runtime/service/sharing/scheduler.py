@@ -60,6 +60,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     DisconnectClient,
     DispatchRequest,
     FreeClientArrays,
+    IslandJoined,
     IslandLeaving,
     IslandLost,
     IslandReturned,
@@ -120,6 +121,12 @@ class ScheduledClient:
         self._stopped: set[int] = set()
         # Whether it was requested to free arrays without references, and has.
         self._collecting: Literal["no", "asked", "done"] = "no"
+
+    def add_island(self) -> None:
+        """Adds an island on which it has nothing; its memory and its service are added elsewhere."""
+        self._queues.append(collections.deque())
+        self._arrays.append(set())
+        self._held.append(HeldArrays())
 
     @property
     def queued(self) -> int:
@@ -237,6 +244,8 @@ class Scheduler:
             case IslandReturned(number):
                 self._problems[number] = None
                 self._lost.discard(number)
+            case IslandJoined():
+                self._add_island(event)
             case RoundTripMeasured(number, seconds):
                 self._places.islands[number].round_trip = seconds
 
@@ -789,6 +798,15 @@ class Scheduler:
             client._held[n].free_all()
             if client._arrays[n]:
                 self._effects.append(FreeClientArrays(client.number, n, tuple(sorted(client._arrays[n]))))
+
+    def _add_island(self, joined: IslandJoined) -> None:
+        assert joined.island == len(self._problems), joined
+        limits = joined.limits
+        self._problems.append(None)
+        self._places.add_island(None if limits is None else limits.pool)
+        self.memory.add_island(limits, [(client.name, client.memory) for client in self.clients.values()])
+        for client in self.clients.values():
+            client.add_island()
 
     def _lose_island(self, lost: IslandLost) -> None:
         n = lost.island

@@ -16,7 +16,7 @@ from pathways.runtime.control.effects import Effect
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.resources.accounts import Wait
 from pathways.runtime.service.sharing.accounts import StepUse
-from pathways.runtime.service.sharing.memory import ClientMemory, DeviceBytes, StepBytes
+from pathways.runtime.service.sharing.memory import ClientMemory, DeviceBytes, DeviceLimits, StepBytes
 from pathways.runtime.service.sharing.program_charges import ProgramIdentity
 
 FIRST_ESTIMATE = 1e-3
@@ -312,6 +312,17 @@ class IslandReturned(msgspec.Struct, frozen=True):
     island: int
 
 
+class IslandJoined(msgspec.Struct, frozen=True):
+    """Join of a new island, which has the next number.
+
+    Attributes:
+      limits: the memory of its devices; None where it is not limited.
+    """
+
+    island: int
+    limits: DeviceLimits | None = None
+
+
 class RoundTripMeasured(msgspec.Struct, frozen=True):
     """Measured round trip of a message to the farthest host of an island, in seconds."""
 
@@ -333,6 +344,7 @@ SchedulerEvent = (
     | IslandLeaving
     | IslandLost
     | IslandReturned
+    | IslandJoined
     | RoundTripMeasured
 )
 

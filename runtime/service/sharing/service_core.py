@@ -13,6 +13,7 @@ from pathways.runtime.control.effects import (
     ClientEffect,
     Effect,
     GangDraining,
+    GangJoined,
     GangLeaving,
     GangLost,
     GangReturned,
@@ -21,6 +22,7 @@ from pathways.runtime.control.gang import Draining, Gang, Running
 from pathways.runtime.control.records.errors import failed
 from pathways.runtime.control.records.events import DrainRequested, GangEvent, GangKey, HostLost
 from pathways.runtime.control.records.step import SESSION_BITS, FunctionCall
+from pathways.runtime.service.sharing.memory import DeviceLimits
 from pathways.runtime.service.sharing.program_charges import ProgramCharges
 from pathways.runtime.service.sharing.rules import SharingRules
 from pathways.runtime.service.sharing.scheduler import Scheduler
@@ -33,6 +35,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     ClientMoved,
     DenyArray,
     DispatchRequest,
+    IslandJoined,
     IslandLeaving,
     IslandLost,
     IslandReturned,
@@ -81,6 +84,20 @@ class ServiceCore(ClusterCore):
     def movers(self, key: GangKey) -> frozenset[int]:
         """Returns the clients that have not moved off an island that is drained, or was drained without."""
         return frozenset(self._movers.get(key, ()))
+
+    @override
+    def add_gang(self, hosts: Sequence[int], now: float, limits: DeviceLimits | None = None) -> list[Effect]:
+        """See `ClusterCore.add_gang`.
+
+        Args:
+          limits: the memory of the devices of the island; None where it is not limited.
+
+        Raises:
+          ValueError: all quotas together exceed this memory without its pool; then nothing has changed.
+        """
+        self.scheduler.memory.check_island(limits)
+        effects = super().add_gang(hosts, now)
+        return [*effects, *self.schedule([IslandJoined(len(self.gangs) - 1, limits)], now)]
 
     def schedule(self, events: Iterable[SchedulerEvent], now: float) -> list[Effect]:
         """Passes simultaneous events of clients and their steps to the scheduler.
@@ -171,6 +188,9 @@ class ServiceCore(ClusterCore):
                 event = IslandLeaving(key.island, why.text)
             case GangReturned(key):
                 event = IslandReturned(key.island)
+            case GangJoined():
+                # `add_gang` passes it to the scheduler, with its limits.
+                return [effect]
         return [effect, *self.schedule([event], now)]
 
     # Islands that are drained.

@@ -67,6 +67,15 @@ def test_failure_on_the_only_host_is_not_held():
     assert error_of(step) == f"host 0 (island0): {FAILED}"
 
 
+def test_failure_on_the_first_host_is_held_once_another_has_joined():
+    core = ClusterCore([[0]], Limits(), 0.0)
+    core.add_gang([1], 0.5)
+    step = Step("f", core.take_numbers(), [0])
+    core.issue(step, core.gangs[:1], ())
+    assert core.fail(core.gangs[0], 0, step.number, FAILED, {}, 1.0) == []
+    assert failed_at(core, 1.2) == [FAILED]
+
+
 def test_held_failure_is_explained_by_the_loss_of_an_argument():
     """The copy from host 0 to host 1 fails there, and with it a step of host 1 alone."""
     core, copy = begun()

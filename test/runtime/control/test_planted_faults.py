@@ -10,6 +10,7 @@ from histories import problem
 from random_histories import random_history
 
 from pathways.runtime.control import core as cores
+from pathways.runtime.control.cluster_view import ClusterView
 from pathways.runtime.control.core import ClusterCore
 from pathways.runtime.control.gang import TRANSITIONS, Draining, Gang, Restarting, Terminating
 from pathways.runtime.control.held_failures import HeldFailure, HeldFailures
@@ -214,9 +215,14 @@ def islands_close_when_the_first_client_has_moved(patch: pytest.MonkeyPatch) -> 
     patch.setattr(ServiceCore, "_end_move", end_move)
 
 
+def losses_of_joined_islands_spoil_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClusterView, "_add_gang", lambda self, gang: self.gangs.append(gang))
+
+
 PLANTS: list[Plant] = [
     islands_close_before_steps_of_clients_that_have_moved,
     islands_close_when_the_first_client_has_moved,
+    losses_of_joined_islands_spoil_nothing,
     a_slot_is_kept_after_a_loss,
     steps_are_issued_after_an_island_has_closed,
     sessions_are_issued_in_two_orders,

@@ -60,6 +60,38 @@ def test_starter_does_not_wait_for_the_exit_of_a_worker_that_is_cut_off():
     assert [worker.waited for worker in launcher.workers] == [0.0, 0.0]
 
 
+def test_starter_numbers_an_island_that_does_not_start_again():
+    launcher = ThreadLauncher(fails=3)
+    starter = Starter(Settings((Island(2),)), launcher)
+    assert starter.add_island(Island(2)) == 1
+    with pytest.raises(HostStartError, match=r"host 3 did not start \(exit code 1\)"):
+        starter.start([1], threading.Event())
+    starter.remove_last_island()
+    assert starter.add_island(Island(1)) == 1
+    ((host,),) = starter.start([1], threading.Event())
+    assert (host.index, host.island) == (2, "island1")
+    host.close()
+    host.process.kill()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (2, ["a"], r"^hosts=\('a',\): expected a number of hosts, as the other islands have$"),
+        (["a"], 2, "^hosts=2: expected names of machines, as the other islands have$"),
+        (["a", "b"], ["b"], "^hosts: 'b' is named more than once; expected one host on each machine$"),
+    ],
+)
+def test_starter_refuses_an_island_unlike_the_others(
+    first: int | list[str], second: int | list[str], message: str
+):
+    bind = None if isinstance(first, int) else "127.0.0.1"
+    starter = Starter(Settings((Island(first),), bind=bind), ThreadLauncher())
+    with pytest.raises(ValueError, match=message):
+        starter.add_island(Island(second))
+    assert starter.add_island(Island(first if isinstance(first, int) else ["c"])) == 1
+
+
 def test_reserve_descriptors_raises_the_soft_limit(limits):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))

@@ -75,3 +75,18 @@ def test_bound_slices_move_as_planned_only():
     slices.close_island("island1", moves_all=True)
     assert slices.planned(ann) == {}
     assert slices.states_on(ann, "island1") == ["slice s1 (pinned)"]
+
+
+def test_bound_slices_get_the_devices_of_an_island_that_joins():
+    slices, ann = bound_slices(), ServedClient(1, "ann", None)
+    request = RequestDevices(5, "f", (SliceRequest(0, SliceSpec("s", ("x",), (3,)), None, 0, 1, 1),))
+    assert "not enough devices: it needs 3" in slices.bind(ann, request).error
+    islands = tuple(
+        cluster.DeviceIsland(
+            f"island{n}",
+            tuple(cluster.Device(k, k, "cpu", cluster.Host(n), f"island{n}", None) for k in positions),
+        )
+        for n, positions in enumerate((range(2), range(2, 5)))
+    )
+    slices.extend(cluster.Cluster(islands))
+    assert slices.bind(ann, request).positions == {0: (2, 3, 4)}

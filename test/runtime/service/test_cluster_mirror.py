@@ -7,12 +7,12 @@ import logging
 import pytest
 
 from pathways.runtime.control.core import ClusterCore, Limits
-from pathways.runtime.control.effects import Effect, GangLost, Log, RequestReports
+from pathways.runtime.control.effects import Effect, GangJoined, GangLost, Log, RequestReports
 from pathways.runtime.control.records.errors import ClusterClosedError, lost
 from pathways.runtime.control.records.events import GangClosed, GangKey, ReplyReceived, Tick
 from pathways.runtime.control.records.reports import HostReport, StepReport
 from pathways.runtime.control.records.step import Step
-from pathways.runtime.service.client.cluster_mirror import ClusterMirror
+from pathways.runtime.service.client.cluster_mirror import ClusterMirror, ServiceLost
 
 
 def core_and_step() -> tuple[ClusterMirror, Step]:
@@ -85,3 +85,24 @@ def test_cluster_mirror_reports_a_closed_cluster_as_the_core_of_its_workers_does
         core.handle(GangClosed(GangKey(1, 0), "is closed"), 1.0)
         with pytest.raises(ClusterClosedError, match=r"^host 1 \(island1\) is closed$"):
             core.gangs[1].check()
+
+
+def test_cluster_mirror_adds_an_island_once():
+    """A client may be admitted with an island that it then gets a notice of."""
+    core, _ = core_and_step()
+    assert not core.has_multi_host_islands
+    for _ in range(2):
+        assert core.handle(GangJoined(GangKey(2, 0), (2, 3)), 1.0) == []
+    assert [gang.hosts for gang in core.gangs] == [(0,), (1,), (2, 3)]
+    assert core.has_multi_host_islands
+    step = Step("g", core.take_numbers(), [1, 2, 3], began=1.0)
+    core.issue(step, core.gangs[1:], ())
+    core.handle(GangLost(GangKey(2, 0), lost("it is lost"), False), 2.0)
+    assert step.is_done([2, 3])
+
+
+def test_cluster_mirror_loses_an_island_that_joins_a_lost_service():
+    core, _ = core_and_step()
+    core.handle(ServiceLost(lost("it is lost")), 1.0)
+    core.handle(GangJoined(GangKey(2, 0), (2,)), 1.0)
+    assert core.gangs[2].is_dead()

@@ -89,6 +89,25 @@ def test_a_quota_changes_while_its_client_holds_arrays(shared):
     assert shared.rest() == [6]
 
 
+def test_quotas_hold_on_an_island_that_joins(shared):
+    ann, bo = shared.join("ann"), shared.join("bo")
+    ann.add(0, 1, ((0, 3),))
+    with pytest.raises(
+        ValueError, match="8 B together, more than the 8 B of a device of island1 without its"
+    ):
+        shared.check_island(DeviceLimits(8, 1))
+    shared.check_island(DeviceLimits(30, 4))
+    shared.add_island(DeviceLimits(30, 4), [("ann", ann), ("bo", bo)])
+    assert (ann.quota.limits, bo.quota.limits, shared.rest()) == ([8, 8], [4, 18], [4, 18])
+    assert shared.join("cy").quota is bo.quota
+    bo.add(1, 2, ((0, 18),))
+    assert not bo.quota.fits(1, ((0, 1),))
+    assert ann.quota.fits(1, ((0, 8),))
+    assert ann.held(0) == {0: 3}
+    shared.add_island(None, [("ann", ann), ("bo", bo)])
+    assert (ann.quota.limits, bo.quota.limits) == ([8, 8, None], [4, 18, None])
+
+
 def test_an_island_that_is_lost_holds_nothing(shared):
     ann = shared.join("ann")
     ann.add(0, 1, ((0, 3),))

@@ -20,6 +20,7 @@ from pathways.runtime.service.sharing.scheduler_events import (
     ClientLeft,
     DispatchRequest,
     FreeClientArrays,
+    IslandJoined,
     IslandLeaving,
     IslandStepDone,
     IssueStep,
@@ -245,6 +246,11 @@ def ready_steps_of_a_shared_quota_are_not_held_back(patch: pytest.MonkeyPatch) -
     patch.setattr(Scheduler, "_hold_all_back", lambda self, quota: None)
 
 
+def joined_islands_have_no_limit(patch: pytest.MonkeyPatch) -> None:
+    add = Scheduler._add_island
+    patch.setattr(Scheduler, "_add_island", lambda self, joined: add(self, IslandJoined(joined.island)))
+
+
 def clients_have_any_number_of_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(schedulers, "MAX_UNFINISHED", 1000)
 
@@ -284,6 +290,7 @@ def ends_of_calls_are_ignored(patch: pytest.MonkeyPatch) -> None:
         any_number_of_steps_is_in_flight,
         quotas_have_no_limit,
         pools_have_no_limit,
+        joined_islands_have_no_limit,
         memory_is_free_before_steps_in_flight_are_done,
         ready_steps_of_a_shared_quota_are_not_held_back,
         clients_have_any_number_of_steps,

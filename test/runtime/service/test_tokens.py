@@ -25,6 +25,7 @@ from pathways.runtime.service.daemon import _why_denied
 from pathways.runtime.service.protocol.admin import (
     ADMIN,
     AccountsRequest,
+    AddRequest,
     ChangeRequest,
     DisconnectRequest,
     DrainRequest,
@@ -228,6 +229,7 @@ def test_the_token_of_a_client_allows_its_status_and_its_end_only(tokens):
         AccountsRequest(),
         DrainRequest("island0", 60.0),
         ReturnRequest("island0"),
+        AddRequest(2),
         LaterRequest(),
     ]
     # A request that is added later belongs in one of the lists.
@@ -235,9 +237,9 @@ def test_the_token_of_a_client_allows_its_status_and_its_end_only(tokens):
     assert [_why_denied(request, ann) for request in allowed] == [None, None]
     assert [_why_denied(request, ann) for request in denied] == [
         f"{action} needs the token of the cluster, and this one is of client 'ann'"
-        for action in ("ending client 'bo'", *["the request"] * 7)
+        for action in ("ending client 'bo'", *["the request"] * 8)
     ]
     of_cluster = authenticated(tokens, SECRET, "ann", ADMIN, ADMIN)
-    assert [_why_denied(request, of_cluster) for request in allowed + denied] == [None] * 10
+    assert [_why_denied(request, of_cluster) for request in allowed + denied] == [None] * 11
     tokens.revoke("ann")
     assert _why_denied(StatusRequest(), ann) == "this token of client 'ann' was revoked"
