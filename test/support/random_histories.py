@@ -117,11 +117,14 @@ def _calls(chance: random.Random, times: list[float]) -> list[Act]:
 
 
 def _drains(chance: random.Random) -> list[Act]:
-    """Returns drains of islands; some islands return."""
+    """Returns drains of islands, with steps in quick succession before; some islands return."""
     acts = []
     for _ in range(chance.choice((0, 0, 1, 1, 2, 4))):
         at, island = chance.uniform(0, SECONDS), chance.getrandbits(16)
         acts.append(Act(at, "drain", (island,), chance.choice((0.0, 0.2, 5.0, 60.0))))
+        begin = max(0.0, at - 0.3)
+        for _ in range(chance.choice((0, 8, 16))):
+            acts.append(_use(chance, chance.uniform(begin, at + 0.3)))
         if chance.random() < 0.6:
             acts.append(Act(at + chance.uniform(0, 6), "return", (island,)))
     return acts

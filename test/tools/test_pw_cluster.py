@@ -464,8 +464,8 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
     [
         (
             [],
-            "expected a command: up, add, list, status, accounts, run, token, set, suspend, resume, end, "
-            "down, logs; see pw-cluster --help",
+            "expected a command: up, add, list, status, accounts, run, token, set, suspend, resume, drain, "
+            "undrain, end, down, logs; see pw-cluster --help",
         ),
         (
             ["upp"],
