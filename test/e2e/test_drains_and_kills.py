@@ -1,4 +1,4 @@
-"""Islands that are drained, return and are killed at random, under clients whose values stay exact."""
+"""Islands that join, are drained, return and are killed at random, under clients whose values stay exact."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from attached import ServiceInThreads
 from pathways.dialect.errors import PathwaysError
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
-from pathways.runtime.service.protocol.admin import DrainRequest
+from pathways.runtime.service.protocol.admin import AddRequest, DrainRequest
 
 pytestmark = pytest.mark.process
 
+ISLANDS = 4
 SECONDS = float(os.environ.get("PW_SOAK_SECONDS", "25"))
 
 PROGRAM = textwrap.dedent("""
@@ -74,7 +75,7 @@ PROGRAM = textwrap.dedent("""
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceInThreads]:
     """Starts a service with four islands, and slices that need two."""
-    settings = Settings((Island(devices_per_host=2),) * 4, HostOptions(grace=10.0, heartbeat=5.0))
+    settings = Settings((Island(devices_per_host=2),) * ISLANDS, HostOptions(grace=10.0, heartbeat=5.0))
     served = ServiceInThreads(settings, tmp_path)
     yield served
     served.close()
@@ -113,6 +114,11 @@ class Operator:
         if (name := self.island("drained")) is not None:
             self.service.return_island(name)
 
+    def add(self) -> None:
+        """Adds an island, once."""
+        if len(self.service.status().islands) == ISLANDS:
+            self.service.add_island(AddRequest(1, devices_per_host=2), threading.Event())
+
     def hurt(self, number: signal.Signals) -> None:
         """Sends a worker a signal."""
         if (name := self.island("running")) is not None:
@@ -135,7 +141,7 @@ def start(service: ServiceInThreads, folder: Path, *, may_fail: bool) -> list[su
     ]
 
 
-@pytest.mark.parametrize("may_fail", [False, True], ids=["drains", "drains, kills, signals and stops"])
+@pytest.mark.parametrize("may_fail", [False, True], ids=["drains and joins", "kills, signals and stops, too"])
 def test_values_are_exact_while_islands_are_drained(
     service: ServiceInThreads, tmp_path: Path, may_fail: bool
 ) -> None:
@@ -149,7 +155,7 @@ def test_values_are_exact_while_islands_are_drained(
         until = time.monotonic() + SECONDS
         while time.monotonic() < until and all(client.poll() is None for client in clients):
             # Long enough for a machine that has other work.
-            acts = [lambda: operator.drain(120.0), operator.undrain]
+            acts = [lambda: operator.drain(120.0), operator.undrain, operator.add]
             if may_fail:
                 acts += [
                     lambda: operator.hurt(signal.SIGKILL),
