@@ -16,6 +16,8 @@ from pathways.compiler.placed import PlacedFunction
 from pathways.compiler.program import Program
 from pathways.dialect.attributes.names import MAX_MICROBATCHES
 from pathways.passes.pipeline import Options
+from pathways.passes.schedule.policies.custom import register
+from pathways.passes.schedule.policies.pipeline import Policy
 from pathways.passes.schedule.policies.request import RequestError, policy_or_file
 from pathways.passes.schedule.replicas.exchange import WIRES
 from pathways.runtime.resources.paths import absolute_path
@@ -57,7 +59,7 @@ class _ProgramKeywords(TypedDict, total=False):
     static_argnames: Names
     in_shardings: Any
     out_shardings: Any
-    schedule: str | os.PathLike[str] | None
+    schedule: str | os.PathLike[str] | Policy | None
     fuse: bool
     exchange_dtype: Any
     zero1: bool
@@ -137,7 +139,7 @@ def program(
     static_argnames: str | Sequence[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
-    schedule: str | os.PathLike[str] | None = None,
+    schedule: str | os.PathLike[str] | Policy | None = None,
     fuse: bool = False,
     exchange_dtype: Any = None,
     zero1: bool = False,
@@ -164,7 +166,8 @@ def program(
       schedule: the order in which the microbatches of `pw.accumulate` go through the slices: `gpipe`, `1f1b`,
         `interleaved-1f1b`, `looped-bfs`, `eager`, `zb-h1`, `zb-h2`, `zb-v`, `interleaved-zb` or `search`,
         with options such as `zb-h1(max-live=4, times=times.json)`; or the path of a CSV file that lists it,
-        action by action. By default the microbatches run one after the other.
+        action by action; or a policy of yours, a function from `pathways.extending.Pipeline` to the actions
+        of each slice. By default the microbatches run one after the other.
       fuse: also fuse placed calls that follow each other on a slice, unless that delays a transfer.
       exchange_dtype: `bfloat16` or `float16`: replicas round the sums that they send each other to it,
         half of the bytes or less, and add them up in their own dtype.
@@ -243,10 +246,12 @@ def _exchange_dtype(dtype: Any) -> str:
     return name
 
 
-def _policy_or_file(schedule: str | os.PathLike[str] | None) -> tuple[str | None, str]:
+def _policy_or_file(schedule: str | os.PathLike[str] | Policy | None) -> tuple[str | None, str]:
     """Returns the policy that a schedule names, or the path of its file; paths are absolute."""
     if schedule is None:
         return None, ""
+    if callable(schedule):
+        return register(schedule), ""
     if not isinstance(schedule, (str, os.PathLike)):
         raise TypeError(f"schedule must be a policy or the path of a file, got {type(schedule).__name__}")
     if not isinstance(schedule, str):

@@ -53,14 +53,7 @@ def main(check: bool) -> int:
 def summaries() -> str:
     """Returns the summary and options of each pass, as JSON for listings."""
     entries = {
-        name: {
-            "does": " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split()),
-            "options": {
-                field.name.replace("_", "-"): (default_of(field), field.metadata["help"])
-                for field in options_of(kind).values()
-            },
-        }
-        for name, kind in ((name, registry.load(name)) for name in registry.names())
+        name: dataclasses.asdict(registry.summary_of(registry.load(name))) for name in registry.names()
     }
     return json.dumps(entries, indent=1) + "\n"
 
@@ -225,11 +218,7 @@ def section(name: str, described: type, *tables: str) -> str:
 
 def shown(field: dataclasses.Field[object]) -> str:
     """Returns the default of an option, as one would write it."""
-    return default_of(field) or "''"
-
-
-def default_of(field: dataclasses.Field[object]) -> str:
-    return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+    return registry.default_of(field) or "''"
 
 
 def count(values: Values) -> str:

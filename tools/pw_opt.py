@@ -10,6 +10,7 @@ from typing import Any
 
 from pathways.tools.common import command
 from pathways.tools.common.deferred_numpy import defer_numpy
+from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import write_output
 from pathways.tools.common.flags import FlagParser, count
 
@@ -26,7 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
     # Before flags are read: those that are passes are looked up among all passes.
     defer_numpy()
-    return command.run(make_parser(), _run, arguments)
+    try:
+        return command.run(make_parser(), _run, arguments)
+    finally:
+        if arguments is not None:
+            # The process of the caller continues, without the plugins of this call.
+            from pathways.passes.manager.registry import PLUGINS
+
+            PLUGINS.clear()
 
 
 def make_parser() -> FlagParser:
@@ -62,6 +70,14 @@ class _OptParser(FlagParser):
         add("-p", "--pass-pipeline", dest="pipeline", action="append", default=[], metavar="PASSES")
         switch("--split-input-file", help="treat the pieces between lines // ----- as inputs")
         switch("--verify-diagnostics", help="check diagnostics against expected-error comments")
+        add(
+            "--load-pass-plugin",
+            dest="plugins",
+            action="append",
+            default=[],
+            metavar="CLASS",
+            help="load a pass of your own: path/file.py:Class or package.module:Class; may be repeated",
+        )
         add("--verify-each", type=_bool, default=True, metavar="0|1", help="verify after every pass")
         switch("--mlir-print-ir-before-all", dest="print_before", help="print the IR before each pass")
         switch("--mlir-print-ir-after-all", dest="print_after", help="print the IR after each pass")
@@ -116,6 +132,7 @@ class _OptParser(FlagParser):
         switch("--show-dialects", help="list the operations of the pw dialect")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        _load_plugins(args)
         arguments: list[str] = []
         for number, argument in enumerate(args):
             if argument == "--":
@@ -155,12 +172,32 @@ class _OptParser(FlagParser):
     def check_flag(self, flag: str) -> None:
         """Fails when a flag is nearer to one of the driver's own than to any pass."""
         from pathways.dialect.spelling import did_you_mean
-        from pathways.passes.manager.registry import BUILTIN_PASSES, MODULES
+        from pathways.passes.manager import registry
 
-        if flag[2:] in MODULES or flag[2:] in BUILTIN_PASSES or flag.startswith("--sdy-"):
+        if registry.is_pass(flag[2:]) or flag.startswith("--sdy-"):
             return
-        passes = [f"--{name}" for name in (*MODULES, *BUILTIN_PASSES)]
+        passes = [f"--{name}" for name in (*registry.names(), *registry.BUILTIN_PASSES)]
         self.error(f"unknown flag '{flag}'{did_you_mean(flag, [*self.flags, *passes])}")
+
+
+def _load_plugins(arguments: Sequence[str]) -> None:
+    """Loads the passes that the command line names, before its other flags are read: they may be these."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-load-pass-plugin", "--load-pass-plugin", action="append", default=[])
+    try:
+        options, _ = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        return  # Reported where all flags are read.
+    if not options.load_pass_plugin:
+        return
+    from pathways.passes.manager.plugins import PluginError, add_plugin
+    from pathways.tools.inputs.imports import import_object
+
+    for name in options.load_pass_plugin:
+        try:
+            add_plugin(import_object(name, "Class"))
+        except PluginError as error:
+            raise UserError(f"--load-pass-plugin: '{name}' {error}") from None
 
 
 _OTHER_FORMATS = ("--mlir-print-op-generic", "--emit-bytecode", "--emit-irdl", "--emit-schedule")
@@ -174,12 +211,12 @@ def _prints_ir(options: argparse.Namespace) -> bool:
 def _passes(text: str) -> list[str]:
     """Returns the names of passes on the command line, between commas."""
     from pathways.dialect.spelling import did_you_mean
-    from pathways.passes.manager.registry import BUILTIN_PASSES, MODULES
+    from pathways.passes.manager import registry
 
     names = text.split(",")
     for name in names:
-        if name not in MODULES and name not in BUILTIN_PASSES:
-            known = [*MODULES, *BUILTIN_PASSES]
+        if not registry.is_pass(name):
+            known = [*registry.names(), *registry.BUILTIN_PASSES]
             raise argparse.ArgumentTypeError(f"no pass is named '{name}'{did_you_mean(name, known)}")
     return names
 

@@ -20,6 +20,8 @@ from pathways.compiler.frontend.trees import flat_prefix, name_of
 from pathways.compiler.frontend.user_code import symbol
 from pathways.dialect.attributes.names import MAX_MICROBATCHES
 from pathways.dialect.operations.metadata import CallMetadata, Mark
+from pathways.passes.schedule.policies.custom import register
+from pathways.passes.schedule.policies.pipeline import Policy
 from pathways.passes.schedule.policies.request import RequestError, read_request
 
 REDUCTIONS = ("mean", "sum", "concat")
@@ -34,7 +36,7 @@ def accumulate(
     reduce: Any = "mean",
     batch_argnums: int | Sequence[int] | None = None,
     carry_argnums: int | Sequence[int] | None = None,
-    schedule: str | None = None,
+    schedule: str | Policy | None = None,
 ) -> Callable[..., Any]:
     """Returns a function that processes a batch in microbatches and reduces their results.
 
@@ -56,8 +58,8 @@ def accumulate(
         statistics or a key. `fun` then returns `(carry, results)`, like the function of `jax.lax.scan`: the
         argument for the next microbatch, or a tuple of them if more than one position is given, and the
         values to reduce.
-      schedule: the policy of this loop, in place of that of `pw.program(schedule=...)`. Outside of a program
-        it has no effect.
+      schedule: the policy of this loop, by name or as a function, in place of that of
+        `pw.program(schedule=...)`. Outside of a program it has no effect.
 
     Returns:
       A function with the arguments of `fun`, whole batches in place of microbatches. With `carry_argnums` it
@@ -109,6 +111,8 @@ def accumulate(
 
 def _policy_of(schedule: Any, name: str) -> str:
     """Returns the policy that a loop requests, with its options; raises TypeError or ValueError for none."""
+    if callable(schedule):
+        return register(schedule)
     what = f"pw.accumulate of '{name}' at {line_of_user()}"
     if not isinstance(schedule, str):
         raise TypeError(f"{what}: schedule must be a policy, got {type(schedule).__name__}")

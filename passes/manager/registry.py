@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathways.passes.manager.base import Pass
@@ -86,9 +87,18 @@ REFUSED = {
 """Names of builtin passes that bring the process down, with the reason."""
 
 
+PLUGINS: dict[str, type[Pass]] = {}
+"""Passes from outside of the package, by name, in the order in which they were loaded."""
+
+
 def names() -> list[str]:
-    """Returns the names of all passes, in the order in which a program meets them."""
-    return list(MODULES)
+    """Returns the names of all passes, in the order in which a program meets them, plugins last."""
+    return [*MODULES, *PLUGINS]
+
+
+def is_pass(name: str) -> bool:
+    """Returns whether a pass has that name: one of ours, a plugin, or one of MLIR and Shardy."""
+    return name in MODULES or name in PLUGINS or name in BUILTIN_PASSES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +122,23 @@ _UNDESCRIBED = Summary("no description yet: `make docs` writes it", {})
 def summaries() -> dict[str, Summary]:
     """Returns the description of each pass in listings, in the order in which a program meets them."""
     read = json.loads(SUMMARIES.read_text(encoding="utf-8"))
-    return {name: Summary(**read[name]) if name in read else _UNDESCRIBED for name in MODULES}
+    ours = {name: Summary(**read[name]) if name in read else _UNDESCRIBED for name in MODULES}
+    return ours | {name: summary_of(kind) for name, kind in PLUGINS.items()}
+
+
+def summary_of(kind: type[Pass]) -> Summary:
+    """Returns the description of a pass, from its docstring and its options."""
+    does = " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
+    options = {
+        field.name.replace("_", "-"): (default_of(field), field.metadata.get("help", ""))
+        for field in dataclasses.fields(kind)
+    }
+    return Summary(does, options)
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """Returns the default of an option, as a pipeline has it."""
+    return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
 
 
 def load(name: str) -> type[Pass]:
@@ -121,6 +147,8 @@ def load(name: str) -> type[Pass]:
     Raises:
       KeyError: when there is none.
     """
+    if name in PLUGINS:
+        return PLUGINS[name]
     module = importlib.import_module(f"pathways.passes.{MODULES[name]}")
     for value in vars(module).values():
         if isinstance(value, type) and getattr(value, "name", None) == name:

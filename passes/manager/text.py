@@ -1,6 +1,6 @@
 """Pipelines as text, in MLIR's syntax: `builtin.module(pw-import,cse,pw-schedule{policy=program})`.
 
-Passes named `pw-*` are ours and become `Pass` instances; anything else belongs to MLIR, is kept as text
+Passes named `pw-*` and plugins become `Pass` instances; anything else belongs to MLIR, is kept as text
 and checked by MLIR's own parser.
 """
 
@@ -147,14 +147,14 @@ class _PipelineParser:
         if bracket and bracket in "({":
             self.skip_brackets()
         end = len(self.text[: self.position].rstrip())
-        if not name.startswith("pw-"):
+        if not name.startswith("pw-") and name not in registry.PLUGINS:
             return self.builtin(self.text[start:end], start)
         if bracket == "(":
             self.fail(
                 f"'{name}' is a pass and contains no others; its options follow its name in braces",
                 inside - 1,
             )
-        if name not in registry.MODULES:
+        if name not in registry.names():
             self.fail(f"no pass is named '{name}'{did_you_mean(name, _all_names())}", start)
         return self.own_pass(name, inside, end - 1 if bracket == "{" else inside)
 

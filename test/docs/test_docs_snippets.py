@@ -1,4 +1,4 @@
-"""Snippets in docs/dialect.md, schedules.md, timelines.md, tools.md, transfers.md and README.md are real.
+"""Snippets in README.md and in pages of docs (`PAGES`) are real.
 
 A `mlir` block is a whole module, which must verify, or starts with `// excerpt of <source>`: a form of the
 program of the page (`train_step, placed`), a file, or the `output` of the last command. A block whose first
@@ -24,6 +24,7 @@ from pathways.passes.manager.driver import Diagnostics
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "docs/dialect.md",
+    "docs/extending.md",
     "docs/schedules.md",
     "docs/timelines.md",
     "docs/tools.md",

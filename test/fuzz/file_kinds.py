@@ -174,6 +174,7 @@ OTHER_VALUES = frozenset(
             "pw-completion bash|zsh|fish",
             "pw-opt --mlir-elide-elementsattrs-if-larger",
             "pw-opt --verify-each",
+            "pw-opt --load-pass-plugin",
         ),
         *("pw-opt --mlir-print-ir-before", "pw-opt --mlir-print-ir-after", "pw-run --feed", "pw-run --steps"),
         *("pw-run --random", "pw-run --cpu-devices", "pw-sim --steps", "pw-viz --step"),

@@ -25,6 +25,7 @@ from pathways.tools.common.diagnostics import Printer
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.source import parse, read_source
 from pathways.tools.common.supervisor import doing
+from pathways.tools.inputs.policies import named_policy
 from pathways.tools.inputs.scheduled import (
     Model,
     common_times,
@@ -108,7 +109,7 @@ class Candidates:
                 continue
             options = "" if policy == PROGRAM else self.options
             try:
-                request = read_request(f"{policy}({options})")
+                request = read_request(f"{named_policy(policy)}({options})")
             except RequestError as error:
                 raise UserError(str(error)) from None
             if policy == SEARCH and not request.times:

@@ -26,8 +26,10 @@ from pathways.passes.schedule.policies.request import RequestError, policy_or_fi
 from pathways.tools.common.errors import UserError
 from pathways.tools.common.files import BUNDLE, is_file
 from pathways.tools.common.source import parse, read_source
+from pathways.tools.inputs.imports import import_parent
+from pathways.tools.inputs.policies import named_policy
 from pathways.tools.inputs.signatures import ArrayText
-from pathways.tools.inputs.user_code import call, import_file, import_module
+from pathways.tools.inputs.user_code import call
 
 
 def find(name: str) -> PythonTarget | MlirTarget:
@@ -40,16 +42,11 @@ def find(name: str) -> PythonTarget | MlirTarget:
     """
     if name.endswith(".mlir"):
         return _parse_file(name)
-    where, colon, attribute = name.rpartition(":")
-    if (path := where or name).endswith(BUNDLE):
+    if (path := name.rpartition(":")[0] or name).endswith(BUNDLE):
         raise UserError(f"'{path}' is a bundle, which is already compiled; pw-run {path} runs it")
-    is_file_name = (where or name).endswith(".py") or "/" in (where or name)
-    is_module = all(part.isidentifier() for part in (where or name).split("."))
-    if (colon and not (where and attribute)) or not (is_file_name or is_module):
-        raise UserError(f"expected path/file.py:function or package.module:function, got '{name}'")
-    module = import_file(where or name) if is_file_name else import_module(where or name)
+    module, where, attribute = import_parent(name, "function", note="pw-compile")
     programs = _programs(module)
-    if not colon:
+    if not attribute:
         raise UserError(f"'{name}' names no function{_list(name, programs)}")
     value: Any = module
     for name_part in attribute.split("."):
@@ -169,7 +166,7 @@ def _options(schedule: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if schedule is not None:
         try:
-            options["policy"], file = policy_or_file(schedule)
+            options["policy"], file = policy_or_file(named_policy(schedule))
         except RequestError as error:
             raise UserError(f"--schedule is {error}") from None
         if file and not is_file(file):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathways.passes.schedule.policies.actions import Action, ActionCycleError, start_times
 from pathways.passes.schedule.policies.chains import stages_read
 from pathways.passes.schedule.policies.pipeline import Pipeline, PolicyError
-from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, SEARCH
+from pathways.passes.schedule.policies.registry import BOUNDED, POLICIES, SEARCH, policy_named
 from pathways.passes.schedule.policies.request import ScheduleRequest
 from pathways.passes.schedule.policies.schedule_file import Work
 from pathways.passes.schedule.search.construct import construct, usual_rules
@@ -140,7 +140,7 @@ def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
         request.max_pending,
         tuple(frozenset(number[other] for other in read[stage]) for stage in stages),
     )
-    orders = POLICIES[request.policy](pipeline)
+    orders = policy_named(request.policy)(pipeline)
     return [
         [one for action in order for one in fitting(action._replace(stage=stages[action.stage]), work)]
         for order in orders

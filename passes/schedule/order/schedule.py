@@ -39,8 +39,9 @@ from pathways.passes.schedule.order.replica_loops import (
 from pathways.passes.schedule.order.sequence import sequence
 from pathways.passes.schedule.order.unrolled_loops import Loop, nearest_before, read_loops, work_of
 from pathways.passes.schedule.policies.actions import Action, ActionCycleError, Needs, Orders, start_times
+from pathways.passes.schedule.policies.custom import registered
 from pathways.passes.schedule.policies.pipeline import PolicyError
-from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH
+from pathways.passes.schedule.policies.registry import CUSTOM, PROGRAM, SEARCH
 from pathways.passes.schedule.policies.request import RequestError, ScheduleRequest, read_request
 from pathways.passes.schedule.policies.schedule_file import (
     ScheduleFileError,
@@ -68,6 +69,9 @@ class Schedule(Pass):
     - `zb-v` does so for the memory of `1f1b`, with two stages on each slice in a V.
     - `interleaved-zb` is `interleaved-1f1b` with halves, `looped-bfs` is `gpipe` with round-robin stages.
     - `search` looks for an order that is faster than all of these.
+
+    A program may have a policy of its own: a function that sees the shape of the pipeline. Its loops then
+    request `custom`, whose order cannot be computed again without the program.
 
     A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are
     `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations or a trace, `flops` for
@@ -177,6 +181,10 @@ class Schedule(Pass):
             event.op.order = counters.get(queue, 0)
             counters[queue] = event.op.order + 1
         _assign_channels(module, main, ordered)
+        for loop in loops:
+            # Caches and bundles know a program by its text, which states the order: the name adds nothing.
+            if loop.op.schedule and registered(loop.op.schedule.partition("(")[0]) is not None:
+                loop.op.schedule = CUSTOM
 
     def by_policy(
         self, module: ir.Module, events: list[Event], loop: Loop, launches: LaunchTimes

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from pathways.dialect.spelling import did_you_mean
 from pathways.passes.analysis.links import read_link
 from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError, read_bytes
-from pathways.passes.schedule.policies.registry import NAMES, PROGRAM, SEARCH, unknown_policy, wants_halves
+from pathways.passes.schedule.policies.registry import PROGRAM, SEARCH, is_known, unknown_policy, wants_halves
 
 
 class RequestError(ValueError):
@@ -96,7 +96,7 @@ def read_request(text: str) -> ScheduleRequest:
     if written is None:
         raise RequestError(f"expected a policy, or one with options such as zb-h1(max-live=4), got '{text}'")
     policy, options = written[1], written[2] or ""
-    if policy not in NAMES:
+    if not is_known(policy):
         raise RequestError(unknown_policy(policy))
     fields = {_written(field.name): field for field in dataclasses.fields(ScheduleRequest)[1:]}
     values: dict[str, Any] = {}
