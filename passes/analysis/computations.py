@@ -81,10 +81,6 @@ class Computations:
         """Returns the computation that was created with an equal key; None where there is none."""
         return self._names_by_key.get((base, key))
 
-    def skip(self, base: str) -> None:
-        """Counts a computation that is not created, as an equal one exists: other names stay the same."""
-        self._counts[base] = self._counts.get(base, 0) + 1
-
     def variant(self, original: str, base: str) -> ir.OpView:
         """Copies a computation under another name, in front of it."""
         function = self.symbols[original]

@@ -11,13 +11,14 @@ from jaxlib.mlir import ir
 
 from pathways.dialect import IndexOp, LaunchOp, MirrorOp, symbol_table
 from pathways.dialect.attributes.names import LOOP, MIRRORED, SLICE
-from pathways.dialect.operations.operation import attributes_of
+from pathways.dialect.operations.operation import attributes_of, symbol_name
 from pathways.dialect.relations.graphs import depth_first
 from pathways.dialect.verification.forms import LOCATED, OUTLINED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import merge_equal_functions
 from pathways.passes.analysis.operations import copy_into
 from pathways.passes.manager.base import Pass
+from pathways.passes.place.glue_names import GlueNames
 from pathways.passes.place.instances import Instance, InstanceGraph, Sources, instance_graph, wait_sets
 
 
@@ -31,6 +32,9 @@ class Outline(Pass):
     An operation whose only readers are in one computation joins it; what is done for each microbatch of a
     loop is kept apart from what is done once. Work marked `pw.mirrored` is
     repeated in each computation that reads it. Structurally equal computations are merged.
+
+    A computation is named after the function of the user from which more than half of its operations come, as
+    their locations state it, or after its last operation; `glue` without locations.
 
     ```mlir
     // before
@@ -229,6 +233,7 @@ class _Emitter:
         self.graph = graph
         self.end = ir.InsertionPoint(graph.operations[-1])
         self.computations = Computations(module, symbol_table(module))
+        self.names = GlueNames(symbol_name(module.operation.opview) or "")
         self.new_values: dict[tuple[ir.Value, str], ir.Value] = {}
         self.names_by_key: dict[object, str] = {}
         """The computations by what they do: the microbatches of a program are alike."""
@@ -270,15 +275,15 @@ class _Emitter:
         """Returns the name of the computation that does what a unit does."""
         key = _key(contents, inputs, unit.outputs)
         if key is not None and key in self.names_by_key:
-            self.computations.skip("glue")
             return self.names_by_key[key]
+        base = self.names.name((instance.op.operation.location for instance in contents), location)
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
             mapping = dict(zip(inputs, arguments, strict=True))
             copy_into((instance.op for instance in contents), mapping, without=_OF_MAIN)
             return [mapping[value] for value in unit.outputs]
 
-        name = self.computations.make("glue", [value.type for value in inputs], body, location)
+        name = self.computations.make(base, [value.type for value in inputs], body, location)
         if key is not None:
             self.names_by_key[key] = name
         return name

@@ -440,7 +440,7 @@ class _Flattener:
     def extract(self, name: str) -> tuple[bytes, bool, bool]:
         """Returns the bytecode of a computation, whether it calls Python, and whether it has side effects."""
         extracted = ir.Module.create()
-        extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+        extracted.operation.attributes["sym_name"] = _module_name(name)
         pending, visited, meshes = [name], {name}, set[str]()
         callbacks = effects = False
         while pending:
@@ -522,10 +522,15 @@ def _constrain_results(loop: ir.Operation) -> None:
             reader.operation.replace_uses_of_with(result, constraint.results[0])
 
 
+def _module_name(computation: str) -> ir.StringAttr:
+    """Returns the name of the module of a computation: JAX names the files of its cache after it."""
+    return ir.StringAttr.get(computation.replace("/", "."))
+
+
 def _local_computation(name: str, function: ir.OpView) -> Computation:
     """Returns the work of a local function on one device: the body of its manual computation, on shards."""
     extracted = ir.Module.create()
-    extracted.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    extracted.operation.attributes["sym_name"] = _module_name(name)
     with ir.InsertionPoint(extracted.body):
         copy = function.operation.clone()
         body = copy.regions[0].blocks[0].operations[0].regions[0].blocks[0]

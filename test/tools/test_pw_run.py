@@ -460,7 +460,9 @@ def test_pw_compile_starts_from_any_form(phase, tmp_path):
     given = ("--args-file", "args.toml")
     output_of("pw-compile", "model.py:step", *given, f"--compile-to={phase}", "-o", "a.mlir", cwd=tmp_path)
     expected = output_of("pw-compile", "model.py:step", *given, cwd=tmp_path)
-    assert output_of("pw-compile", "a.mlir", cwd=tmp_path) == expected
+    # Text has no locations, after which glue is named.
+    glue = re.compile(r'@(?:glue(?:_\d+)?\b|"step/\w+")')
+    assert glue.sub("@glue", output_of("pw-compile", "a.mlir", cwd=tmp_path)) == glue.sub("@glue", expected)
 
 
 @pytest.mark.parametrize(

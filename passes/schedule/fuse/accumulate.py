@@ -123,7 +123,7 @@ class _Folder:
             return [zeros_of(type_) for type_ in types]
 
         name = self.computations.make(
-            "zeros",
+            f"{reductions[0].loop}/zeros",
             [],
             body,
             reductions[0].operation.location,

@@ -40,7 +40,7 @@ class SumCarries(Pass):
     %0 = pw.carry %arg0 in @batch on @s0
     %5 = pw.next %0, %2#0 in @batch on @s0
     // after
-    %1 = pw.launch @zeros() on @s0
+    %1 = pw.launch @"batch/zeros"() on @s0
     %2 = pw.carry %1 in @batch on @s0 {per_replica}
     %7 = pw.next %2, %4#0 in @batch on @s0
     %8 = pw.launch @weighted(%7, %0) on @s0
@@ -91,7 +91,7 @@ class _Summer:
         readers = [(use.owner, use.operand_number) for use in end.uses]
         carry.per_replica = True
         with ir.InsertionPoint(carry):
-            carry.operands[0] = self.launch("zeros", [], op, lambda _: [zeros_of(end.type)])
+            carry.operands[0] = self.launch(f"{op.loop}/zeros", [], op, lambda _: [zeros_of(end.type)])
         with ir.InsertionPoint.after(op.operation):
             term = end if slope == 1 else self.weighted(op, slope, microbatches // self.count)
             (total,) = AllReduceOp.build([term], [end.type], slice=op.slice, loop=op.outer).results

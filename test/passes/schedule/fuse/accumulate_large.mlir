@@ -11,7 +11,7 @@ module @zeros attributes {pw.form = "ordered"} {
   "pw.loop"() {sym_name = "batch", count = 2} : () -> ()
   func.func @main(%x: !x {pw.slice = @s0}) -> (!x {pw.slice = @s0}, !c {pw.slice = @s0}, !x {pw.slice = @s0}) {
     // CHECK: %[[Y:.*]] = "pw.launch"(%arg0) {callee = @once, order = 0 : i64
-    // CHECK-NEXT: %[[ZEROS:.*]]:2 = "pw.launch"() {callee = @zeros, order = 1 : i64, slice = @s0}
+    // CHECK-NEXT: %[[ZEROS:.*]]:2 = "pw.launch"() {callee = @"batch/zeros", order = 1 : i64, slice = @s0}
     // CHECK-NEXT: %[[G0:.*]]:2 = "pw.launch"(%arg0, %[[ZEROS]]#0, %[[ZEROS]]#1) {callee = @f_add, loop = @batch, microbatch = 0 : i64, order = 2 : i64
     // CHECK-NEXT: %[[G1:.*]]:2 = "pw.launch"(%arg0, %[[G0]]#0, %[[G0]]#1) {callee = @f_add, loop = @batch, microbatch = 1 : i64, order = 3 : i64
     // CHECK-NEXT: return %[[G1]]#0, %[[G1]]#1, %[[Y]]
@@ -23,7 +23,7 @@ module @zeros attributes {pw.form = "ordered"} {
     return %sum, %other, %y : !x, !c, !x
   }
   // CHECK-NOT: @f(
-  // CHECK: func.func private @zeros() -> (tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, tensor<2xcomplex<f32>>)
+  // CHECK: func.func private @"batch/zeros"() -> (tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, tensor<2xcomplex<f32>>)
   // CHECK-NEXT: %[[REAL:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<4xf32>
   // CHECK-NEXT: %[[PART:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<2xf32>
   // CHECK-NEXT: %[[COMPLEX:.*]] = stablehlo.complex %[[PART]], %[[PART]]

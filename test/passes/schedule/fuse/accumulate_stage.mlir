@@ -4,10 +4,10 @@
 // A forward and a backward that are small count together: on the last stage they become one computation, of which XLA
 // is to compile one version.
 
-// CHECK: callee = @zeros
+// CHECK: callee = @"batch/zeros"
 // CHECK: callee = @b_add, loop = @batch, microbatch = 0
 // CHECK: callee = @b_add, loop = @batch, microbatch = 1
-// SMALL-NOT: @zeros
+// SMALL-NOT: zeros
 // SMALL: callee = @b, loop = @batch, microbatch = 0
 // SMALL: callee = @b_add, loop = @batch, microbatch = 1
 

@@ -6,7 +6,7 @@
 // so that what the first ends with counts a quarter, and what was there before a sixteenth.
 // CHECK-LABEL: module @average
 // CHECK: %[[R:.*]] = "pw.replica"() {slice = @s0}
-// CHECK: %[[Z:.*]] = "pw.launch"() {callee = @zeros, slice = @s0}
+// CHECK: %[[Z:.*]] = "pw.launch"() {callee = @"batch/zeros", slice = @s0}
 // CHECK: %[[C:.*]] = "pw.carry"(%[[Z]]) {loop = @batch, per_replica, slice = @s0}
 // CHECK: %[[E:.*]] = "pw.next"(%[[C]], %{{.*}}) {loop = @batch, slice = @s0}
 // CHECK: %[[W:.*]] = "pw.launch"(%[[E]], %[[R]]) {callee = @weighted, slice = @s0}
@@ -61,7 +61,7 @@ module @average {
 // CHECK-LABEL: module @sum_in_steps
 // CHECK-NOT: pw.replica"
 // CHECK: %[[F:.*]] = "pw.carry"(%{{.*}}) {loop = @steps, slice = @s0}
-// CHECK: %[[Z:.*]] = "pw.launch"() {callee = @zeros, loop = @steps, slice = @s0}
+// CHECK: %[[Z:.*]] = "pw.launch"() {callee = @"batch/zeros", loop = @steps, slice = @s0}
 // CHECK: "pw.carry"(%[[Z]]) {loop = @batch, per_replica, slice = @s0}
 // CHECK: %[[E:.*]] = "pw.next"({{.*}}) {loop = @batch, outer = @steps, slice = @s0}
 // CHECK: %[[T:.*]] = "pw.all_reduce"(%[[E]]) {loop = @steps, slice = @s0}
@@ -139,7 +139,7 @@ module @spelled_out {
 
 // Over several devices all values lie as what is carried.
 // CHECK-LABEL: module @over_devices
-// CHECK-DAG: @zeros() -> (tensor<2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>})
+// CHECK-DAG: @"batch/zeros"() -> (tensor<2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>})
 // CHECK-DAG: @with_first(%{{.*}}: tensor<2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %{{.*}}: tensor<2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (tensor<2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>})
 module @over_devices {
   sdy.mesh @mesh = <["x"=2]>
