@@ -389,6 +389,7 @@ def test_pw_compile_explains_in_json():
     explained = run(f"{FIGURE2}:f", "--args", "f32[2]", "--explain", "--json")
     figures = json.loads(explained.stdout)
     assert (figures["program"], figures["launches"], figures["transfers"]) == ("f", 4, 3)
+    assert figures["arguments"] == {"v": "f32[2]"}
     assert [row["slice"] for row in figures["slices"]] == ["s0", "s1", "s2"]
     assert figures["slices"][0]["mesh"] == {"x": 1}
     assert figures["bytes_transferred"] == sum(row["bytes"] for row in figures["channels"])

@@ -17,6 +17,7 @@ from pathways.passes.schedule.policies.request import read_request
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.plan.sub_programs import shown_program
 from pathways.runtime.resources.tables import duration, duration_with_unit, percent, size, table
+from pathways.tools.inputs.type_trees import type_tree
 
 Row = Mapping[str, Any]
 
@@ -37,7 +38,7 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
     return {
         "program": lowered.name,
         "chunk_of": None if module is whole else symbol_name(module.operation.opview),
-        "arguments": [aval.str_short(short_dtypes=True) for aval in lowered.in_avals],
+        "arguments": {name: type_ for name, (type_, _) in _arguments(compiled).items()},
         "launches": cost["launches"],
         "transfers": cost["transfers"],
         "bytes_transferred": cost["bytes transferred"],
@@ -63,7 +64,8 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
     """Returns the figures of a program as tables."""
     of = figures(lowered, compiled)
     tables = [
-        f"program {of['program']}({', '.join(of['arguments'])})\n{table(_totals(of))}",
+        f"program {of['program']}\n{table(_totals(of))}",
+        table([("argument", "type"), *type_tree(_arguments(compiled))]) if of["arguments"] else "",
         _table(of["loops"]),
         _table([{**row, "mesh": _mesh(row["mesh"])} for row in of["slices"]]),
         _table([{**row, "flops_each": f"{row['flops_each']:.4g}"} for row in of["computations"]]),
@@ -72,6 +74,15 @@ def explain(lowered: Lowered, compiled: Compiled) -> str:
         _table([{**row, "bytes": size(row["bytes"])} for row in of["channels"]]),
     ]
     return "\n\n".join(filter(None, tables))
+
+
+def _arguments(compiled: Compiled) -> dict[str, tuple[str, int]]:
+    """Returns the type and the bytes of each argument, by its name."""
+    names = compiled.executable.interface.argument_paths
+    return {
+        name: (aval.str_short(short_dtypes=True), aval.size * aval.dtype.itemsize)
+        for name, aval in zip(names, compiled.in_avals, strict=True)
+    }
 
 
 _HEADS = {"flops_each": "FLOPs each", "module": "XLA module", "seconds": "time", "how": ""}

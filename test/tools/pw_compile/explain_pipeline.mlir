@@ -2,10 +2,12 @@
 
 // Of a program with a loop over microbatches, the bubble too: it starts in any form.
 
-// CHECK: {{^}}program pipeline(f32[8,4])
+// CHECK: {{^}}program pipeline{{$}}
 // CHECK-NEXT: slices 2
 // CHECK: planned step time 5 units
 // CHECK-NEXT: bubble 20.0 %
+// CHECK: argument type
+// CHECK-NEXT: args[0] f32[8,4]
 // CHECK: {{^ *}}loop microbatches
 // CHECK-NEXT: batch 4
 // CHECK: {{^ *}}slice mesh computations launches

@@ -19,7 +19,7 @@
 // ERR: pw-compile: note: importing {{.*}}figure2.py, which runs its top level
 // ERR-NOT: f([1. 2.]) =
 
-// EXPLAIN: {{^}}program f(f32[2])
+// EXPLAIN: {{^}}program f
 // EXPLAIN-NEXT: slices 3
 // EXPLAIN-NEXT: computations 3
 // EXPLAIN-NEXT: launches 4
