@@ -18,6 +18,9 @@ from pathways.runtime.resources.tables import duration_with_unit, html_table, pe
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.traces.timeline import Timeline
 
+_LAYER_WIDTH = 60
+"""Width of the names of layers, so that a row of a stage fits in 120 columns."""
+
 
 class AutoPlan(ProcessBound):
     """Loss cut for slices; created by `pw.auto`. `print` shows the cuts that were tried.
@@ -93,7 +96,7 @@ class AutoPlan(ProcessBound):
                 f"{edges[n]} to {edges[n + 1] - 1}",
                 duration_with_unit(best.loads[n], self.unit),
                 size(crossing[n]),
-                nodes[edges[n]].line,
+                _end_of(nodes[edges[n]].layer),
             )
             for n, slice in enumerate(self._cut.slices)
         ]
@@ -227,3 +230,8 @@ def _row(cut: TriedCut, unit: str) -> tuple[str, ...]:
         "" if dropped else percent(cut.bubble),
         "" if dropped else duration_with_unit(cut.step, unit) + ("" if cut.fits else ", over max_bytes"),
     )
+
+
+def _end_of(layer: str) -> str:
+    """Returns the name of a layer, without the start of a long one."""
+    return layer if len(layer) <= _LAYER_WIDTH else f"...{layer[3 - _LAYER_WIDTH :]}"

@@ -40,17 +40,25 @@ class Node:
         previous one carries take the place of the initial ones.
       results: variables; for an iteration those that it carries on.
       iteration: the number of the iteration, in the order of execution; None for other equations.
+      scope: the name stack of the calls around it.
     """
 
     equation: Any
     operands: tuple[Any, ...]
     results: tuple[Variable, ...]
     iteration: int | None = None
+    scope: str = ""
 
     @property
     def reads(self) -> tuple[Variable, ...]:
         """The variables among its operands."""
         return tuple(atom for atom in self.operands if is_variable(atom))
+
+    @property
+    def layer(self) -> str:
+        """The user's layer of the equation, with the number of the iteration."""
+        number = "" if self.iteration is None else f" [{self.iteration}]"
+        return f"{jax_internals.layer_of(self.equation, self.scope)}{number}"
 
     @property
     def line(self) -> str:
@@ -224,11 +232,12 @@ class _LossFlattener:
             makers,
         )
 
-    def _inline(self, jaxpr: Any, names: dict[Variable, Any]) -> list[Any]:
+    def _inline(self, jaxpr: Any, names: dict[Variable, Any], scope: str = "") -> list[Any]:
         """Adds the equations of a jaxpr; returns the atoms that stand for its results.
 
         Args:
           names: the atoms that stand for its variables, initially for its inputs.
+          scope: the name stack of the calls around it.
         """
 
         def named(atom: Any) -> Any:
@@ -241,13 +250,14 @@ class _LossFlattener:
                 closed = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
                 constants = [self._constant(value) for value in getattr(closed, "consts", ())]
                 pairs = zip((*inner.constvars, *inner.invars), (*constants, *operands), strict=True)
-                results = self._inline(inner, dict(pairs))
+                within = filter(None, (scope, str(equation.source_info.name_stack)))
+                results = self._inline(inner, dict(pairs), "/".join(within))
                 names.update(zip(equation.outvars, results, strict=True))
                 continue
             # Fresh ones, because a jaxpr that is called twice is inlined twice.
             results = [jax_internals.fresh_variable(v.aval) for v in equation.outvars]
             names.update(zip(equation.outvars, results, strict=True))
-            self._add(equation, operands, tuple(results))
+            self._add(equation, operands, tuple(results), scope)
         return list(map(named, jaxpr.outvars))
 
     def _called(self, equation: Any) -> Any:
@@ -261,7 +271,9 @@ class _LossFlattener:
         self.constants[variable] = value
         return variable
 
-    def _add(self, equation: Any, operands: tuple[Any, ...], results: tuple[Variable, ...]) -> None:
+    def _add(
+        self, equation: Any, operands: tuple[Any, ...], results: tuple[Variable, ...], scope: str
+    ) -> None:
         reads = [atom for atom in operands if is_variable(atom)]
         depends = any(v in self.micro for v in reads)
         if any(v in self.learned for v in reads):
@@ -271,7 +283,7 @@ class _LossFlattener:
             return
         self.micro.update(results)
         if not self._is_over_layers(equation, operands):
-            self.nodes.append(Node(equation, operands, results))
+            self.nodes.append(Node(equation, operands, results, scope=scope))
             return
         constants, carried, _ = jax_internals.scan_operands(equation)
         length = equation.params["length"]
@@ -283,7 +295,7 @@ class _LossFlattener:
             # The equation decided which of its results are learned; an iteration carries the same ones.
             self.learned.update(new for new, old in zip(handed, results, strict=True) if old in self.learned)
             whole = (*operands[:constants], *carry, *operands[constants + carried :])
-            self.nodes.append(Node(equation, whole, tuple(handed), iteration))
+            self.nodes.append(Node(equation, whole, tuple(handed), iteration, scope))
             carry = tuple(handed)
 
     def _is_over_layers(self, equation: Any, operands: Sequence[Any]) -> bool:

@@ -377,6 +377,24 @@ def line_of(equation: Any) -> str:
     return _line(equation)
 
 
+def layer_of(equation: Any, scope: str = "") -> str:
+    """Returns the layer of an equation: its place in the name stack, or else the line of the user.
+
+    Args:
+      scope: the name stack around the traced function of the equation.
+    """
+    if layer := "/".join(filter(None, (scope, str(equation.source_info.name_stack)))):
+        return layer
+    frames = list(source_info_util.user_frames(equation.source_info.traceback))
+    # Innermost first: layers of a library are called by a line of the user.
+    outside = (frame for frame in frames if "site-packages" not in Path(frame.file_name).parts)
+    frame = next(outside, next(iter(frames), None))
+    if frame is None:
+        return ""
+    function = frame.function_name.rpartition("<locals>.")[2]
+    return f"{Path(frame.file_name).name}:{frame.start_line} ({function})"
+
+
 def line_of_user() -> str:
     """Returns the line of the user that is running, with its function."""
     return source_info_util.summarize(source_info_util.current())

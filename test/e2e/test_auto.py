@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,25 @@ def test_auto_repeats_plan_from_file(tmp_path: Path) -> None:
     assert again.timeline().step_time == plan.tried[0].step
     with pytest.raises(ValueError, match="is of another loss"):
         pw.auto(lm_loss(False, False), **options, plan=tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("scoped", [True, False])
+def test_auto_names_layers_by_scope_or_line(scoped: bool) -> None:
+    def loss(params: Any, x: Any) -> Any:
+        for n, w in enumerate(params):
+            with jax.named_scope(f"{'deep_' * 20}model/layer_{n}" if scoped else ""):
+                # A function of JAX that is compiled by itself has a name stack of its own.
+                x = jax.nn.relu(x @ w)
+        return jnp.mean(x)
+
+    params = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 4
+    microbatch = jax.ShapeDtypeStruct((4, 16), jnp.float32)
+    plan = pw.auto(loss, slices=slices(2), microbatches=MICROBATCHES, args=(params, microbatch))
+    rows = str(plan).partition("\nstages\n")[2].splitlines()
+    layers = [row[rows[0].index("begins at") :] for row in rows[1:]]
+    assert max(map(len, rows)) <= 120
+    pattern = r"\.\.\.\w+model/layer_\d" if scoped else r"test_auto.py:\d+ \(loss\)"
+    assert all(re.search(pattern, layer) for layer in layers), layers
 
 
 def test_auto_splits_and_merges_state_of_optimizer() -> None:
