@@ -34,6 +34,7 @@ from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.lower import plan_of
 from pathways.runtime.plan.plan import Launch, Plan, Transfer
 from pathways.runtime.plan.sub_programs import calls_of
+from pathways.runtime.resources.tables import html_table
 from pathways.runtime.resources.virtual import ProcessBound, VirtualSlice
 from pathways.runtime.simulate.replay import simulate
 from pathways.runtime.simulate.times import ReplayTimes, read_times, stated_times, times_in, title_of
@@ -450,7 +451,25 @@ class Compiled(Bound):
         self._lowered = lowered
 
     def __repr__(self) -> str:
-        return f"<compiled program {self._lowered.name}>"
+        facts = ", ".join(f"{name} {fact}" for name, fact in self._facts())
+        return f"<compiled program {self._lowered.name}: {facts}>"
+
+    def _repr_html_(self) -> str:
+        """Returns its schedule, slices and launches, and the memory of slices, as HTML for a notebook."""
+        facts = html_table([*zip(*self._facts(), strict=True)])
+        memory = "" if self.executable.is_lost else self.memory_analysis()._repr_html_()
+        return (
+            f"<p>compiled program <b>{escape(self._lowered.name)}</b></p>{facts}{memory}"
+            "<p><code>timeline()</code> simulates a call, <code>as_text(phase)</code> has all forms</p>"
+        )
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Returns what it runs: the schedule, the slices, and the number of launches."""
+        of_loops = (op.schedule for op in ops_named(self._lowered._forms.scheduled, ["pw.loop"]))
+        schedule = self._lowered.schedule or " ".join(dict.fromkeys(filter(None, of_loops)))
+        launches = sum(isinstance(step, Launch) for step in self.plan.steps)
+        facts = [("schedule", schedule), ("slices", " ".join(self.slices)), ("launches", str(launches))]
+        return [(name, fact) for name, fact in facts if fact]
 
     @property
     def args_info(self) -> Any:

@@ -96,3 +96,9 @@ def test_wrong_order_is_one_sentence_with_the_place():
 def test_schedule_that_is_no_policy_is_a_type_error():
     with pytest.raises(TypeError, match="schedule must be a policy or the path of a file, got int"):
         program_of(3)
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1(max-live=2)"])
+def test_compiled_program_says_its_schedule(policy: str):
+    compiled = program_of(policy).lower(*ARGUMENTS).compile()
+    assert f": schedule {policy}, slices " in repr(compiled)

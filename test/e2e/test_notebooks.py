@@ -82,3 +82,12 @@ def test_notebook_shows_the_last_form_of_a_lowered_program(lowered):
     shown = parsed(lowered)
     assert next(shown.iter("b")).text == lowered.name
     assert next(shown.iter("pre")).text.rstrip() == lowered.as_text().rstrip()
+
+
+def test_notebook_shows_schedule_slices_and_launches_of_a_compiled_program(lowered):
+    compiled = lowered.compile()
+    (place,) = compiled.slices
+    assert repr(compiled) == f"<compiled program {lowered.name}: slices {place}, launches 1>"
+    assert next(parsed(compiled).iter("b")).text == lowered.name
+    assert cells(compiled)[:2] == [["slices", "launches"], [place, "1"]]
+    assert cells(compiled)[2][0] == "slice"
