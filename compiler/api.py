@@ -22,6 +22,7 @@ from pathways.passes.schedule.policies.request import RequestError, policy_or_fi
 from pathways.passes.schedule.replicas.exchange import WIRES
 from pathways.runtime.resources.paths import absolute_path
 from pathways.runtime.resources.virtual import VirtualSlice
+from pathways.runtime.xla.tracebacks import boundary
 
 
 class _JitDecorator(Protocol):
@@ -72,6 +73,7 @@ def jit[**P, R](
 ) -> PlacedFunction[P, R]: ...
 @overload
 def jit(fun: None = ..., *, devices: VirtualSlice, **options: Unpack[_Placement]) -> _JitDecorator: ...
+@boundary
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -130,6 +132,7 @@ def jit(
 def program[**P, R](fun: Callable[P, R], **options: Unpack[_ProgramKeywords]) -> Program[P, R]: ...
 @overload
 def program(fun: None = ..., **options: Unpack[_ProgramKeywords]) -> _ProgramDecorator: ...
+@boundary
 def program(
     fun: Callable[..., Any] | None = None,
     *,

@@ -23,12 +23,14 @@ from pathways.dialect.operations.metadata import CallMetadata, Mark
 from pathways.passes.schedule.policies.custom import register
 from pathways.passes.schedule.policies.pipeline import Policy
 from pathways.passes.schedule.policies.request import RequestError, read_request
+from pathways.runtime.xla.tracebacks import boundary
 
 REDUCTIONS = ("mean", "sum", "concat")
 
 _numbers = itertools.count()
 
 
+@boundary
 def accumulate(
     fun: Callable[..., Any],
     num_microbatches: int,

@@ -547,6 +547,11 @@ def traceback_filtering() -> str:
     return traceback_util._filtering_mode()
 
 
+def is_tracing() -> bool:
+    """Returns whether a function is being traced, so that a boundary of JAX or of ours is around it."""
+    return not core.trace_state_clean()
+
+
 def is_excluded_from_tracebacks(file: str) -> bool:
     """Returns whether a file is of JAX, or excluded from tracebacks: JAX does not exclude all of its own."""
     return file.startswith(jax.__path__[0]) or not traceback_util.include_filename(file)

@@ -57,7 +57,9 @@ def filter_traceback(error: BaseException) -> None:
         for each in _with_causes(error):
             each.__traceback__ = _of_user(each.__traceback__)
         # JAX's own note, which starts with the same line, has much the same text.
-        if not any(note.startswith("-----") for note in getattr(error, "__notes__", ())):
+        has_note = any(note.startswith("-----") for note in getattr(error, "__notes__", ()))
+        # In a trace the boundary around it adds one.
+        if not has_note and not pjrt.is_tracing():
             error.add_note(_NOTE)
 
 

@@ -62,7 +62,28 @@ def deleted_argument(increment: Any) -> None:
     increment(x)
 
 
-MISTAKES = [wrong_argument, wrong_shapes, wrong_argument_of_compiled, no_bundle, deleted_argument]
+def unknown_schedule(increment: Any) -> None:
+    pw.program(schedule="1f1B")(increment)
+
+
+def no_slice(increment: Any) -> None:
+    pw.jit(lambda x: x, devices=[None])
+
+
+def no_microbatches(increment: Any) -> None:
+    pw.accumulate(increment, 0)
+
+
+MISTAKES = [
+    unknown_schedule,
+    no_slice,
+    no_microbatches,
+    wrong_argument,
+    wrong_shapes,
+    wrong_argument_of_compiled,
+    no_bundle,
+    deleted_argument,
+]
 ERRORS = (TypeError, ValueError, RuntimeError)
 
 
@@ -94,6 +115,13 @@ def test_traceback_has_a_note_on_hidden_frames(increment):
         wrong_argument(increment)
     (note,) = raised.value.__notes__
     assert "JAX_TRACEBACK_FILTERING=off" in note
+
+
+def test_traceback_of_a_program_in_a_trace_of_jax_has_one_note(increment):
+    program = pw.program(lambda x: increment(x) @ jnp.ones((3, 3)))
+    with filtering("auto"), pytest.raises(TypeError) as raised:
+        jax.jit(lambda x: program(x))(jnp.ones((2, 2)))
+    assert len(raised.value.__notes__) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")
