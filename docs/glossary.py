@@ -134,6 +134,11 @@ SECTIONS: dict[str, tuple[Term, ...]] = {
             "dialect.operations.ops:TransferOp",
         ),
         Term(
+            "exchange of blocks",
+            "The move of a block from each of some slices to each other one, for `pw.all_to_all`.",
+            "dialect.operations.ops:AllToAllOp",
+        ),
+        Term(
             "route",
             "The source operand and device of a piece of a transfer.",
             "dialect.attributes.fields:Route",

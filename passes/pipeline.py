@@ -27,6 +27,7 @@ from pathways.passes.schedule.fuse.fuse_launches import FuseLaunches
 from pathways.passes.schedule.fuse.share_loops import ShareLoops
 from pathways.passes.schedule.memory.assign_memory_kinds import AssignMemoryKinds
 from pathways.passes.schedule.memory.plan_memory import PlanMemory
+from pathways.passes.schedule.order.lower_all_to_alls import LowerAllToAlls
 from pathways.passes.schedule.order.schedule import Schedule
 from pathways.passes.schedule.replicas.lower_all_reduces import LowerAllReduces
 from pathways.passes.schedule.replicas.replicate import Replicate
@@ -124,6 +125,8 @@ def phases(options: Options) -> list[Phase]:
                 # Not sooner: whatever the number of microbatches, all passes above see one of them.
                 UnrollMicrobatches(),
                 Schedule(options.policy, options.schedule_file),
+                # Right after it: every pass above sees an exchange of blocks as one operation.
+                LowerAllToAlls(),
                 # After the order is known: a sum goes from launch to launch as they run.
                 Accumulate(),
                 # After the order is known: only neighbours on a slice may become one.

@@ -20,6 +20,7 @@ FEATURES = (
     "meshes",
     "overlap",
     "pipelines",
+    "experts",
     "replicas",
     "loops",
     "conditionals",

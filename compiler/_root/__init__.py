@@ -3,6 +3,7 @@
 make_virtual_device_set   the slices that a program requests: `.add_slice(shape, axis_names)`
 jit                       places a function on a slice
 program                   compiles a function that calls placed functions
+all_to_all                exchanges blocks between slices, such as tokens with their experts
 accumulate                runs a function on microbatches, which go through the stages as a pipeline
 auto                      cuts a loss into stages on slices, with the shortest simulated step
 from_mpmd                 runs a program of Shardy's MPMD compiler
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pathways.compiler.data.on_hosts import on_hosts
     from pathways.compiler.data.prefetch import prefetch
     from pathways.compiler.frontend.accumulate import accumulate
+    from pathways.compiler.frontend.all_to_all import all_to_all
     from pathways.compiler.frontend.user_code import PathwaysWarning
     from pathways.compiler.links import Links, measure_links
     from pathways.compiler.loaded import LoadedProgram, load
@@ -108,6 +110,7 @@ __all__ = [
     "VirtualSlice",
     "__version__",
     "accumulate",
+    "all_to_all",
     "auto",
     "checkpoint",
     "cluster",
@@ -157,6 +160,7 @@ _MODULES = {
     "VirtualSlice": "runtime.resources.virtual",
     "__version__": "dialect.version",
     "accumulate": "compiler.frontend.accumulate",
+    "all_to_all": "compiler.frontend.all_to_all",
     "auto": "compiler.auto.auto",
     "checkpoint": "compiler.data.checkpoint",
     "cluster": "runtime.clusters.cluster_status",

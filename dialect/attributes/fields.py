@@ -23,7 +23,7 @@ class Kind[T]:
     read: Callable[[Any], T]
     make: Callable[[T], ir.Attribute]
     symbol_kind: str | None = None
-    """The operation name that a symbol of this kind must resolve to, or None for other kinds."""
+    """The operation name that symbols of this kind must resolve to, or None for other kinds."""
     irdl: Sequence[str] = dataclasses.field(kw_only=True)
     """Constraints of MLIR's IRDL dialect; the attribute meets one of them (`dialect/syntax/irdl.py`)."""
 
@@ -54,6 +54,18 @@ def symbol(op_name: str) -> Kind[str]:
         ir.FlatSymbolRefAttr.get,
         symbol_kind=op_name,
         irdl=['base "#builtin.symbol_ref"'],
+    )
+
+
+def symbols(op_name: str) -> Kind[Sequence[str]]:
+    """Returns the kind of lists of references to operations `op_name` of the module."""
+    return Kind(
+        f"array of flat symbol references to a `{op_name}`",
+        lambda a: _is_list(a, lambda entry: isinstance(entry, ir.FlatSymbolRefAttr)),
+        lambda a: tuple(entry.value for entry in a),
+        lambda names: ir.ArrayAttr.get([ir.FlatSymbolRefAttr.get(name) for name in names]),
+        symbol_kind=op_name,
+        irdl=['base "#builtin.array"'],
     )
 
 
@@ -109,6 +121,15 @@ SHARDING: Kind[ir.Attribute] = Kind(
     lambda a: a,
     lambda a: a,
     irdl=["any"],  # A stock mlir-opt does not know Shardy.
+)
+
+
+ORDERS: Kind[Sequence[int]] = Kind(
+    "array of 64-bit integers of at least 0",
+    lambda a: isinstance(a, ir.DenseI64ArrayAttr) and all(number >= 0 for number in a),
+    lambda a: tuple(a),
+    ir.DenseI64ArrayAttr.get,
+    irdl=['base "#builtin.dense_array"'],
 )
 
 

@@ -116,7 +116,7 @@ def sharding_of(
                     return entry.attr
         case "pw.transfer" | "pw.recv" | "pw.split" | "pw.reduce" | "pw.carry":
             return op.attributes.get("sharding")
-        case "pw.all_reduce" | "pw.reduce_scatter" | "pw.all_gather":
+        case "pw.all_reduce" | "pw.reduce_scatter" | "pw.all_gather" | "pw.all_to_all":
             return sharding_of(op.operands[ir.OpResult(value).result_number], symbols, arguments)
         case "pw.mirror" | "pw.next":
             return sharding_of(op.operands[0], symbols, arguments)

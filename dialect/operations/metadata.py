@@ -27,8 +27,8 @@ class MetadataError(ValueError):
 class CallMetadata:
     """Metadata of a call.
 
-    A call with a `slice` is a placed call. One with a `mark` begins or ends a microbatch of `loop`. All
-    other calls are ordinary.
+    A call with a `slice` is a placed call. One with a `mark` begins or ends a microbatch of `loop`, and one
+    with an `exchange` exchanges blocks between slices. All other calls are ordinary.
 
     Attributes:
       name: the name of the user's function.
@@ -44,6 +44,8 @@ class CallMetadata:
       mark: the role of the call: `split` cuts the block of a microbatch out of a batch, `carry` reads the
         value that the previous microbatch gave to `next`, `sum` and `concat` reduce a value over
         microbatches.
+      exchange: the number of the exchange of blocks in its trace; that of the forward exchange for exchanges
+        derived from it, which are of kind `bwd`.
     """
 
     name: str = ""
@@ -56,11 +58,12 @@ class CallMetadata:
     count: int | None = None
     schedule: str | None = None
     mark: Mark | None = None
+    exchange: str | None = None
 
     @property
     def is_ordinary(self) -> bool:
         """Whether a call has no meaning besides its callee."""
-        return self.slice is None and self.mark is None
+        return self.slice is None and self.mark is None and self.exchange is None
 
     def strings(self) -> dict[str, str]:
         """Returns the metadata as JAX expects it, without defaults."""
@@ -69,12 +72,13 @@ class CallMetadata:
             "slice": self.slice,
             "call": self.call,
             "stage": self.stage,
-            "kind": self.kind if self.slice is not None else None,
+            "kind": self.kind if self.slice is not None or self.exchange is not None else None,
             "lineage": self.lineage,
             "loop": self.loop,
             "count": self.count,
             "schedule": self.schedule,
             "mark": self.mark,
+            "exchange": self.exchange,
         }
         return {_PREFIX + key: str(value) for key, value in texts.items() if value not in (None, "")}
 
@@ -127,11 +131,14 @@ class CallMetadata:
             count=_number(texts, "count"),
             schedule=texts.get("schedule"),
             mark=mark,
+            exchange=texts.get("exchange"),
         )
         if mark is not None and metadata.loop is None:
             raise MetadataError("metadata marks a microbatch, but names no `pw.loop`")
         if metadata.slice is not None and mark is not None:
             raise MetadataError("metadata places a call that marks a microbatch")
+        if metadata.exchange is not None and not (metadata.slice is None and mark is None):
+            raise MetadataError("metadata places or marks a call that exchanges blocks")
         return metadata
 
     def halves(self) -> tuple[Self, Self]:

@@ -10,6 +10,7 @@ from pathways.dialect.attributes.blocks import whole_shape
 from pathways.dialect.attributes.fields import (
     ELEMENTS,
     NATURAL,
+    ORDERS,
     ORIGINS,
     ROUTES,
     SHARDING,
@@ -21,6 +22,7 @@ from pathways.dialect.attributes.fields import (
     Values,
     one_of,
     symbol,
+    symbols,
 )
 from pathways.dialect.attributes.names import MAX_DEVICES, MAX_MICROBATCHES, MAX_OPERATIONS
 from pathways.dialect.attributes.origins import Origin
@@ -32,6 +34,7 @@ __all__ = [
     "OPERATIONS",
     "AllGatherOp",
     "AllReduceOp",
+    "AllToAllOp",
     "CarryOp",
     "ChannelOp",
     "ConstantOp",
@@ -57,6 +60,7 @@ __all__ = [
 REDUCTIONS = ("sum", "concat")
 
 _SLICE = symbol("pw.slice")
+_SLICES = symbols("pw.slice")
 _CHANNEL = symbol("pw.channel")
 _FUNC = symbol("func.func")
 _MESH = symbol("sdy.mesh")
@@ -716,6 +720,60 @@ def _check_shares(
         emit(f"names dimension {op.dim}, but {block} has {block.rank}")
     elif list(whole.shape) != shape or whole.element_type != block.element_type:
         emit(f"expected {count} blocks along dimension {op.dim}, got {whole} and {block}")
+
+
+@operation("all_to_all")
+class AllToAllOp(PwOp):
+    """Exchanges blocks between slices: block s of the result on slice t is block t of the operand on slice s.
+
+    An operand and a result hold a block for each slice along the leading dimension. `pw-lower-all-to-alls`
+    lowers it to transfers between all pairs of slices, which all happen whatever the blocks hold.
+
+    ```mlir
+    %r:2 = "pw.all_to_all"(%x0, %x1) {loop = @batch, slices = [@s0, @s1]}
+        : (tensor<2x8x4xf32>, tensor<2x8x4xf32>) -> (tensor<2x8x4xf32>, tensor<2x8x4xf32>)
+    ```
+
+    Invariants: two or more different slices; an operand and a result for each of them, all of one type, whose
+    leading dimension is the number of slices. Once transfers are inserted, operand n lives on slice n; result
+    n has the sharding of operand n, in which the leading dimension is whole once shardings are decided.
+    """
+
+    inputs = Values("The blocks that each slice sends.", one_type=True)
+    outputs = Values("The blocks that each slice receives.", one_type=True)
+    slices = Attr(_SLICES, "The slices that exchange blocks, in the order of operands and results.")
+    loop = OptionalAttr(_LOOP, "The innermost loop over microbatches that the blocks belong to.")
+    microbatch = OptionalAttr(
+        NATURAL, "The microbatch of the loop that the blocks belong to, once the loop is unrolled."
+    )
+    orders = OptionalAttr(
+        ORDERS, "The position on each slice, among its launches and sends, at which its blocks leave."
+    )
+    traits = frozenset({Trait.EXCHANGES, Trait.PURE, Trait.OF_LOOP})
+
+    def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
+        slices, count = self.slices, len(self.slices)
+        if count < 2:
+            emit(f"expected at least 2 slices, got {count}")
+            return
+        for name in dict.fromkeys(name for name in slices if slices.count(name) > 1):
+            emit(f"expected different slices, got @{name} {slices.count(name)} times")
+        for what, values in (("operand", self.operands), ("result", self.results)):
+            if len(values) != count:
+                emit(f"expected {counted(count, what)}, one for each slice, got {len(values)}")
+                return
+        if self.orders is not None and len(self.orders) != count:
+            emit(
+                f"expected {counted(count, 'number')} in `orders`, one for each slice, got {len(self.orders)}"
+            )
+        block = self.operands[0].type
+        for what, values in (("operand", self.operands), ("result", self.results)):
+            for number, (value, place) in enumerate(zip(values, slices, strict=True)):
+                if value.type != block:
+                    emit(f"{what} #{number} on @{place} has type {value.type}, but operand #0 has {block}")
+                    return
+        if not isinstance(block, ir.RankedTensorType) or not block.rank or block.shape[0] != count:
+            emit(f"expected a leading dimension of {count}, one block for each slice, got {block}")
 
 
 @operation("replica")

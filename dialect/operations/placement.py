@@ -82,6 +82,8 @@ def slices_of(value: ir.Value, arguments: Sequence[Slices | None] | None = None)
         return joined_slices([slices_of(v, arguments) for v in op.operands])
     if op_has(op, Trait.SPREADS) and op.slice is None:
         return slices_of(op.operands[ir.OpResult(value).result_number], arguments)
+    if op_has(op, Trait.EXCHANGES):
+        return (op.slices[ir.OpResult(value).result_number],)
     return slices_of_op(op)
 
 
@@ -89,6 +91,8 @@ def slices_of_op(op: ir.OpView) -> Slices | None:
     """Returns the slices that an operation runs on, or moves to; None if it is not placed yet."""
     if isinstance(op, PwOp) and "slice" in op.attributes:
         return (op.attributes["slice"].value,)
+    if op_has(op, Trait.EXCHANGES):
+        return tuple(op.slices)
     return read_slices(op.attributes[SLICE]) if SLICE in op.attributes else None
 
 

@@ -22,6 +22,7 @@ class Trait(enum.Enum):
     RECEIVES = "Its results live on its `slice`, and are sent by another host."
     ALIASES = "Creates no new value: its results alias its operands."
     SPREADS = "Without a `slice`, each result lives where the corresponding operand does."
+    EXCHANGES = "Reads operand n on slice n of its `slices`, where result n lives."
     RELEASES = "Ends the life of its operands."
     PURE = "Is pure: it is erased when its results are unused, and equal ones are merged."
     ORDERED = "Has a position, its `order`, among the work of a slice, or of a host."

@@ -81,6 +81,6 @@ class Layouts:
         if op_has(op, Trait.ALIASES):
             copy = next(v for v in op.operands if slice in (slices_of(v) or ()))
             return self._attribute(copy, slice)
-        if op_has(op, Trait.SPREADS):
+        if op_has(op, Trait.SPREADS) or op_has(op, Trait.EXCHANGES):
             return self._attribute(op.operands[ir.OpResult(value).result_number], slice)
         return sharding_of(value, self.symbols, [])

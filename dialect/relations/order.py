@@ -1,7 +1,8 @@
 """Order as data: the constraints between launches and transfers, and the proof that they can be met.
 
 The events of a program are its launches, and for each transfer a send on the slice that it leaves and a
-receipt on the slice that it goes to. They constrain each other in four ways:
+receipt on the slice that it goes to. A `pw.all_to_all` is an event on each of its slices, and what reads a
+result of it waits for all of them. Events constrain each other in four ways:
 
 - data: a launch or send waits for what it reads, a receipt for its send;
 - slice order: a slice runs its launches and sends in the order of their `order` attributes, and slices
@@ -24,7 +25,7 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from pathways.dialect.operations.operation import op_has, ops_named
-from pathways.dialect.operations.ops import ChannelOp, LaunchOp, TransferOp
+from pathways.dialect.operations.ops import AllToAllOp, ChannelOp, LaunchOp, TransferOp
 from pathways.dialect.operations.placement import Slices
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.graphs import CycleError, topological_order
@@ -43,21 +44,43 @@ def device_queues(module: ir.Module) -> dict[str, str]:
 
 @dataclasses.dataclass(slots=True)
 class Event:
-    """Launch, send of a transfer, or its receipt.
+    """Launch, send of a transfer, its receipt, or the part of a slice in an exchange of blocks.
 
     Attributes:
-      kind: `launch`, `send` or `receipt`.
+      kind: `launch`, `send`, `receipt` or `exchange`.
       op: the operation.
       slice: the slice where it happens.
       order: its position in the order of the slice; None for a receipt, and before scheduling.
       waits_for: the events that must precede it, each with the reason.
     """
 
-    kind: Literal["launch", "send", "receipt"]
-    op: LaunchOp | TransferOp
+    kind: Literal["launch", "send", "receipt", "exchange"]
+    op: LaunchOp | TransferOp | AllToAllOp
     slice: str
     order: int | None
     waits_for: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def moves(self) -> bool:
+        """Whether values leave the slice."""
+        return self.kind in ("send", "exchange")
+
+    @property
+    def results(self) -> list[ir.Value]:
+        """The values that it makes: of an exchange, the blocks that its slice receives."""
+        results = list(self.op.results)
+        return [results[self.op.slices.index(self.slice)]] if self.kind == "exchange" else results
+
+    def set_order(self, order: int) -> None:
+        """Writes its position on its slice to the operation."""
+        self.order = order
+        if self.kind != "exchange":
+            self.op.order = order
+            return
+        slices = self.op.slices
+        orders = list(self.op.orders or [0] * len(slices))
+        orders[slices.index(self.slice)] = order
+        self.op.orders = orders
 
     def __str__(self) -> str:
         match self.kind:
@@ -65,6 +88,8 @@ class Event:
                 return f"launch of @{self.op.callee} on @{self.slice} (order {self.order})"
             case "send":
                 return f"send from @{self.slice} to @{self.op.slice} (order {self.order})"
+            case "exchange":
+                return f"exchange of blocks on @{self.slice} (order {self.order})"
         return f"receive on @{self.slice} from channel @{self.op.channel} (sent with order {self.op.order})"
 
 
@@ -89,6 +114,15 @@ def data_events(program: ProgramView) -> list[Event]:
     events: list[Event] = []
     producers_of: dict[ir.Value, tuple[int, ...]] = {}
     for op, read, results in zip(program.ops, program.reads, program.produces, strict=True):
+        if op_has(op, Trait.EXCHANGES):
+            numbers = tuple(range(len(events), len(events) + len(read)))
+            orders = op.orders or [None] * len(read)
+            for value, place, order in zip(read, op.slices, orders, strict=True):
+                waits_for = dict.fromkeys(producers_of.get(value, ()), _DATA)
+                events.append(Event("exchange", op, place, order, waits_for))
+            # A result holds a block of each slice.
+            producers_of.update(dict.fromkeys(results, numbers))
+            continue
         makers = [n for value in read if value in producers_of for n in producers_of[value]]
         if not op_has(op, Trait.ORDERED):
             # The result of a mirror or a reduction is ready when all of its operands are.
@@ -140,7 +174,11 @@ def sort_block(main: ir.OpView, order: Sequence[ir.OpView]) -> None:
     An operation without an order (a mirror, a reduction) comes right before its first reader, or at the end.
     """
     *operations, terminator = main.regions[0].blocks[0].operations
-    joins = {op.results[0]: op for op in operations if op.results and not op_has(op, Trait.ORDERED)}
+    joins = {
+        op.results[0]: op
+        for op in operations
+        if op.results and not op_has(op, Trait.ORDERED) and not op_has(op, Trait.EXCHANGES)
+    }
 
     def place(op: ir.OpView) -> None:
         for value in op.operands:

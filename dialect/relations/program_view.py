@@ -105,6 +105,9 @@ def read_function(module: ir.Module, symbols: Mapping[str, ir.OpView], main: ir.
         if op_has(op, Trait.SPREADS) and op.slice is None:
             slices.update((r, slices[v]) for v, r in zip(read, produced, strict=True) if v in slices)
             continue
+        if op_has(op, Trait.EXCHANGES):
+            slices.update((r, (place,)) for r, place in zip(produced, op.slices, strict=True))
+            continue
         if op_has(op, Trait.ALIASES):
             places = joined_slices([slices.get(value) for value in read])
         else:

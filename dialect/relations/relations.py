@@ -370,6 +370,15 @@ def operands_live_here(program: ProgramView, report: Report) -> None:
                     f"operand #{number} lives on {_names(places)}, but {what} on @{own}: "
                     f"a pw.transfer of it to @{own} is missing",
                 )
+    for op, read in program.ops_with(Trait.EXCHANGES):
+        for number, (value, own) in enumerate(zip(read, op.slices, strict=True)):
+            places = program.slices.get(value)
+            if places is not None and own not in places:
+                report(
+                    op,
+                    f"operand #{number} lives on {_names(places)}, but is exchanged on @{own}: "
+                    f"a pw.transfer of it to @{own} is missing",
+                )
     returned = zip(program.terminator.operands, program.results, strict=True)
     for number, (value, attrs) in enumerate(returned):
         places = program.slices.get(value)
@@ -487,6 +496,17 @@ def shards_correspond(program: ProgramView, report: Report) -> None:
             report(op, f"moves shards of @{source} that @{op.slice} does not need; run pw-lower-transfers")
 
 
+def exchanged_blocks_are_whole(program: ProgramView, report: Report) -> None:
+    """No device has a part of the blocks that slices exchange: their leading dimension is not split."""
+    layouts = None
+    for op, _ in program.ops_of(ops.AllToAllOp):
+        layouts = layouts or Layouts(program.module)
+        for number, (value, place) in enumerate(zip(op.operands, op.slices, strict=True)):
+            sharding = layouts.of(value, place)
+            if sharding.dims[0]:
+                report(op, f"operand #{number} has the sharding {sharding} on @{place}, which splits blocks")
+
+
 def channels_fit(program: ProgramView, report: Report) -> None:
     """A channel leads to the slice of its values, and carries their sharding."""
     carried: dict[str, tuple[int, Sharding]] = {}
@@ -513,14 +533,23 @@ def one_order_per_queue(program: ProgramView, report: Report) -> None:
     queues = device_queues(program.module)
     taken: dict[tuple[str, int], ir.OpView] = {}
     sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ops.ChannelOp)}
-    for op, _ in program.ops_with(Trait.ORDERED):
-        slice = sources[op.channel] if op_has(op, Trait.TRANSFERS) else op.slice
-        other = taken.setdefault((queues[slice], op.order), op)
+    positions = [
+        (op, sources[op.channel] if op_has(op, Trait.TRANSFERS) else op.slice, op.order)
+        for op, _ in program.ops_with(Trait.ORDERED)
+    ]
+    for op, _ in program.ops_with(Trait.EXCHANGES):
+        positions += [(op, place, order) for place, order in zip(op.slices, op.orders, strict=True)]
+    for op, slice, order in positions:
+        other = taken.setdefault((queues[slice], order), op)
         if other is not op:
-            what = (
-                f"launch of @{other.callee}" if isinstance(other, ops.LaunchOp) else f"send to @{other.slice}"
-            )
-            report(op, f"has order {op.order} on @{slice}, which the {what} has too")
+            report(op, f"has order {order} on @{slice}, which the {_work(other)} has too")
+
+
+def _work(op: ir.OpView) -> str:
+    """Returns the name of an operation with a position, for a message."""
+    if isinstance(op, ops.LaunchOp):
+        return f"launch of @{op.callee}"
+    return f"send to @{op.slice}" if isinstance(op, ops.TransferOp) else "exchange of blocks"
 
 
 def order_can_be_met(program: ProgramView, report: Report) -> None:

@@ -37,6 +37,7 @@ FORMATS = {
     "pw.all_reduce": "$0[ in $loop][ on $slice]",
     "pw.reduce_scatter": "$0 along $dim[ on $slice]",
     "pw.all_gather": "$0 along $dim[ on $slice]",
+    "pw.all_to_all": "$0 on $slices" + _IN_LOOP + "[ orders $orders]",
     "pw.replica": "on $slice",
     "pw.carry": "$0 in $loop[ on $slice]",
     "pw.next": "$0 in $loop[ inside $outer][ on $slice]",

@@ -127,6 +127,7 @@ _HINTS = {
     ("ordered", ops.SplitOp): "; run pw-unroll-microbatches",
     ("unrolled", ops.SplitOp): "; run pw-unroll-microbatches",
     ("scheduled", ops.ReduceOp): "; run pw-accumulate",
+    ("scheduled", ops.AllToAllOp): "; run pw-lower-all-to-alls",
     ("scheduled", ops.SplitOp): "; run pw-unroll-microbatches",
 }
 
@@ -150,19 +151,29 @@ _OF_ONE_REPLICA = (relations.sums_stand_for_replicas,)
 _OF_REPLICAS = (relations.replicas_are_one, relations.replicas_agree)
 _UNROLLED = (*_PLACED, *_OF_REPLICAS, relations.reductions_are_unrolled)
 _SHARDED_AS_EXPECTED = (relations.operands_have_expected_shardings,)
-_CORRESPONDS = (*_SHARDED_AS_EXPECTED, relations.shards_correspond)
+_CORRESPONDS = (
+    *_SHARDED_AS_EXPECTED,
+    relations.shards_correspond,
+    relations.exchanged_blocks_are_whole,
+)
 _CAN_RUN = (*_CORRESPONDS, relations.operands_are_in_expected_memory)
 _ORDERED = (*_UNROLLED, relations.channels_fit, relations.one_order_per_queue)
 
 _BEFORE_UNROLLING = {
     ops.LaunchOp: ("microbatch", "order"),
     ops.TransferOp: ("microbatch", "order", "channel"),
+    ops.AllToAllOp: ("microbatch", "orders"),
 }
 _IN_PIECES = {**_BEFORE_UNROLLING, ops.TransferOp: (*_BEFORE_UNROLLING[ops.TransferOp], "routes")}
-_OF_ONE_MICROBATCH = {ops.LaunchOp: (("loop", "microbatch"),), ops.TransferOp: (("loop", "microbatch"),)}
+_OF_ONE_MICROBATCH = dict.fromkeys((ops.LaunchOp, ops.TransferOp, ops.AllToAllOp), (("loop", "microbatch"),))
 _PLACED_LOOPS = {ops.SplitOp: ("slice",), ops.ReduceOp: ("slice",), ops.AllReduceOp: ("slice",)}
 _WITH_SLICE = {**_PLACED_LOOPS, ops.CarryOp: ("slice",), ops.NextOp: ("slice",)}
-_WITH_ORDER = {ops.LaunchOp: ("order",), ops.TransferOp: ("order", "channel"), ops.ReduceOp: ("slice",)}
+_WITH_ORDER = {
+    ops.LaunchOp: ("order",),
+    ops.TransferOp: ("order", "channel"),
+    ops.AllToAllOp: ("orders",),
+    ops.ReduceOp: ("slice",),
+}
 _LOOPS = frozenset(
     {ops.SplitOp, ops.ReduceOp, ops.AllReduceOp, ops.CarryOp, ops.NextOp, ops.IndexOp, ops.UntilOp}
 )
@@ -176,7 +187,7 @@ MPMD = Form("mpmd", foreign=True)
 IFRT = Form("ifrt", foreign=True)
 IMPORTED = Form(
     "imported",
-    main=frozenset({ops.LaunchOp}) | _LOOPS,
+    main=frozenset({ops.LaunchOp, ops.AllToAllOp}) | _LOOPS,
     glue=True,
     lacks=_BEFORE_UNROLLING,
     relations=(*_ALWAYS, *_CARRIES, *_OF_ONE_REPLICA),
@@ -190,7 +201,7 @@ LOCATED = dataclasses.replace(
 )
 OUTLINED = Form(
     "outlined",
-    main=frozenset({ops.LaunchOp, ops.MirrorOp}) | _LOOPS,
+    main=frozenset({ops.LaunchOp, ops.MirrorOp, ops.AllToAllOp}) | _LOOPS,
     needs=_WITH_SLICE,
     lacks=_BEFORE_UNROLLING,
     ports=(SLICE,),
@@ -198,7 +209,7 @@ OUTLINED = Form(
 )
 PLACED = Form(
     "placed",
-    main=frozenset({ops.LaunchOp, ops.MirrorOp, ops.TransferOp}) | _LOOPS,
+    main=frozenset({ops.LaunchOp, ops.MirrorOp, ops.TransferOp, ops.AllToAllOp}) | _LOOPS,
     needs=_WITH_SLICE,
     lacks=_IN_PIECES,
     ports=(SLICE,),
@@ -239,9 +250,9 @@ PARTS = Form(
 )
 UNROLLED = Form(
     "unrolled",
-    main=frozenset({ops.LaunchOp, ops.ReduceOp, ops.MirrorOp, ops.TransferOp}),
+    main=frozenset({ops.LaunchOp, ops.ReduceOp, ops.MirrorOp, ops.TransferOp, ops.AllToAllOp}),
     needs={ops.ReduceOp: ("slice",)},
-    lacks={ops.LaunchOp: ("order",), ops.TransferOp: ("order", "channel")},
+    lacks={ops.LaunchOp: ("order",), ops.TransferOp: ("order", "channel"), ops.AllToAllOp: ("orders",)},
     together=_OF_ONE_MICROBATCH,
     ports=(SLICE,),
     relations=_UNROLLED,
@@ -250,7 +261,7 @@ UNROLLED = Form(
 ORDERED = Form(
     "ordered",
     symbols=_CHANNELS,
-    main=frozenset({ops.LaunchOp, ops.ReduceOp, ops.MirrorOp, ops.TransferOp, ops.ReleaseOp}),
+    main=frozenset({ops.LaunchOp, ops.ReduceOp, ops.MirrorOp, ops.TransferOp, ops.AllToAllOp, ops.ReleaseOp}),
     needs=_WITH_ORDER,
     together=_OF_ONE_MICROBATCH,
     ports=(SLICE,),
@@ -328,7 +339,8 @@ UNCLAIMED = Form(
     symbols=frozenset({ops.SliceOp, ops.ConstantOp, ops.LoopOp, ops.ChannelOp}),
     main=frozenset({ops.LaunchOp, ops.MirrorOp, ops.TransferOp, ops.SendOp, ops.RecvOp, ops.ReleaseOp})
     | _LOOPS
-    | _BLOCKS,
+    | _BLOCKS
+    | {ops.AllToAllOp},
     glue=True,
     arrays=False,
     relations=(

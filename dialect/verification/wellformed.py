@@ -238,10 +238,11 @@ class WellFormed:
             article = "an" if kind.description[0] in "ae" else "a"
             self.report(op, f"{what} must be {article} {kind.description}, got {attribute}")
             return False
-        if kind.symbol_kind is not None and not self.check_symbol(
-            op, what, kind.read(attribute), kind.symbol_kind
-        ):
-            return False
+        if kind.symbol_kind is not None:
+            named = kind.read(attribute)
+            for name in (named,) if isinstance(named, str) else named:
+                if not self.check_symbol(op, what, name, kind.symbol_kind):
+                    return False
         if kind is SHARDING_KIND:
             # The limit depends on the value.
             return self.check_sharding(op, what, attribute, [r.type for r in op.results][:1])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from pathways.dialect import LaunchOp
+from pathways.dialect import AllToAllOp, LaunchOp
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import is_barrier
 from pathways.passes.import_.branches.tags import branch_of, set_branch
@@ -28,7 +28,8 @@ def split_barriers(main: ir.OpView) -> None:
 
 
 def drop_barriers(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
-    """Takes barriers from what launches read; those that read after one repeat what was done before."""
+    """Takes barriers from what launches and exchanges read; launches that read after one repeat what was done
+    before."""
     operations = list(body_block(main).operations)
     barriers = {op.results[0]: op for op in operations if is_barrier(op)}
     through_barrier: set[ir.Value] = set()
@@ -40,11 +41,12 @@ def drop_barriers(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
         if is_barrier(op):
             through_barrier.update(op.results)
             continue
-        if isinstance(op, LaunchOp):
+        if isinstance(op, LaunchOp | AllToAllOp):
             # Modules are a barrier already: what a launch reads needs none.
             for number, value in enumerate(list(op.operands)):
                 if value in barriers:
                     op.operands[number] = barriers[value].operands[0]
+        if isinstance(op, LaunchOp):
             call = next(calls)
             # A gradient may read what is repeated without being that itself.
             before = first.setdefault(call.identity, call)

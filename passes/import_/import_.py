@@ -14,6 +14,7 @@ from pathways.dialect.verification.wellformed import type_problem
 from pathways.passes.analysis.functions import body_block, drop_empty_constraints, erase_unused_functions
 from pathways.passes.import_.barriers import drop_barriers, split_barriers
 from pathways.passes.import_.closures import hoist_constants
+from pathways.passes.import_.exchanges import make_exchanges, place_exchanges
 from pathways.passes.import_.inline_calls import Inliner
 from pathways.passes.import_.make_launches import make_launches
 from pathways.passes.import_.mark_loops import LoopMarker
@@ -50,7 +51,9 @@ class Import(Pass):
        or an operand where the other branch hands that on, such as a cache: then nothing has to select.
     6. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.
-    7. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
+    7. A call that exchanges blocks becomes a `pw.all_to_all`, on the slices of its blocks; what
+       differentiation makes of it is on the same slices.
+    8. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
 
     ```mlir
     // before
@@ -87,7 +90,10 @@ class Import(Pass):
         # Before loops are known: what is the same for every microbatch is so after a barrier, too.
         split_barriers(main)
         LoopMarker(traced).mark_loops()
+        # Before launches, whose results these are not.
+        exchanges = make_exchanges(traced)
         calls = make_launches(traced)
+        place_exchanges(main, exchanges)
         drop_barriers(main, calls)
         # After barriers have shown which calls are repeated: these have the stage of the first one.
         number_stages(main, calls, traced.loops_over_microbatches())

@@ -77,7 +77,7 @@ class _RegionMover:
         """Returns whether branches are cut by slice: their calls are of several slices, or there are none."""
         placed = self.traced.placements_inside(op, set())
         if placed:
-            return len(placed) > 1
+            return self.traced.spans_slices(op)
         return not has_side_effect(op, self.traced.symbols, self.effects)
 
     def open_branches(self, op: ir.OpView) -> list[ir.OpView]:

@@ -92,15 +92,19 @@ class TracedProgram:
 
     def spans_slices(self, op: ir.OpView) -> bool:
         """Returns whether a loop cannot be one computation."""
-        if len(self.placements_inside(op, set())) > 1:
-            return True
-        return any(self.metadata_of(inner).loop is not None for inner in self.calls_inside(op, set()))
+        return len(self.placements_inside(op, set())) > 1 or self._call_over_slices(op) is not None
+
+    def _call_over_slices(self, op: ir.OpView) -> ir.OpView | None:
+        """Returns a call inside an operation that is of no single slice: of a loop, or an exchange."""
+        for inner in self.calls_inside(op, set()):
+            metadata = self.metadata_of(inner)
+            if metadata.loop is not None or metadata.exchange is not None:
+                return inner
+        return None
 
     def reason_inside(self, op: ir.OpView) -> ir.OpView:
         """Returns a call that keeps a loop from being one computation."""
         placed = list(self.placements_inside(op, set()).values())
-        if len(placed) > 1:
-            return placed[1]
-        return next(
-            inner for inner in self.calls_inside(op, set()) if self.metadata_of(inner).loop is not None
-        )
+        inner = placed[1] if len(placed) > 1 else self._call_over_slices(op)
+        assert inner is not None
+        return inner

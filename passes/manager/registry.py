@@ -41,6 +41,7 @@ MODULES = {
     "pw-lower-all-reduces": "schedule.replicas.lower_all_reduces",
     "pw-unroll-microbatches": "schedule.unroll.unroll_microbatches",
     "pw-schedule": "schedule.order.schedule",
+    "pw-lower-all-to-alls": "schedule.order.lower_all_to_alls",
     "pw-accumulate": "schedule.fuse.accumulate",
     "pw-fuse-launches": "schedule.fuse.fuse_launches",
     "pw-share-loops": "schedule.fuse.share_loops",

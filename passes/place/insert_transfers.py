@@ -32,7 +32,8 @@ class InsertTransfers(Pass):
     ```
 
     Requires: no glue in `@main`; placed arguments.
-    Guarantees: what a launch, a split or a reduction reads lives on its slice.
+    Guarantees: what a launch, a split or a reduction reads lives on its slice, and what an exchange of blocks
+    reads on those of its blocks.
     """
 
     name: ClassVar[str] = "pw-insert-transfers"
@@ -66,6 +67,8 @@ class InsertTransfers(Pass):
         for op, read in program.readers:
             if op_has(op, Trait.LOCAL):
                 wanted: Sequence[Slices] = [(op.slice,)] * len(read)
+            elif op_has(op, Trait.EXCHANGES):
+                wanted = [(place,) for place in op.slices]
             elif op is program.terminator:
                 wanted = [slices or () for slices in result_slices(main)]
             else:

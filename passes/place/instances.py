@@ -20,7 +20,8 @@ type Sources = Mapping[ir.Value, Instance | None]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Instance:
-    """An operation on one slice. A mirrored one has an instance on each of its slices.
+    """An operation on one slice. A mirrored one has an instance on each of its slices, and so has an exchange
+    of blocks, which reads and makes one value on each.
 
     Attributes:
       position: where it is in `@main`, from 0.
@@ -30,6 +31,7 @@ class Instance:
       mirrored: whether each reader computes it for itself.
       has_effect: whether it does more than compute its results.
       sources: the values that it reads; where it can, it reads a value that is computed on its own slice.
+      results: the values that it makes.
     """
 
     op: ir.OpView
@@ -40,6 +42,7 @@ class Instance:
     mirrored: bool
     has_effect: bool
     sources: Sources
+    results: Sequence[ir.Value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +82,10 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
         has_effect = isinstance(op, dialect.UntilOp) or has_side_effect(op, symbols, effects)
         # An operation for its effect alone, without operands, may be on several slices too.
         places = dialect.slices_of_op(op) or ()
-        copies = {
-            place: Instance(
+        is_exchange = dialect.op_has(op, Trait.EXCHANGES)
+        for number, place in enumerate(places):
+            own = slice(number, number + 1) if is_exchange else slice(None)
+            instance = Instance(
                 op,
                 position,
                 place,
@@ -88,12 +93,11 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
                 stands_alone=stands_alone,
                 mirrored=mirrored,
                 has_effect=has_effect,
-                sources={value: source(value, place) for value in reads},
+                sources={value: source(value, place) for value in reads[own]},
+                results=list(op.results)[own],
             )
-            for place in places
-        }
-        makers.update((result, copies) for result in op.results)
-        for instance in copies.values():
+            for result in instance.results:
+                makers.setdefault(result, {})[place] = instance
             readers[instance] = []
             for other in instance.sources.values():
                 if other is not None:
@@ -132,9 +136,14 @@ def wait_sets(graph: InstanceGraph) -> dict[Instance, int]:
             if source.slice != instance.slice:
                 events.append((value, instance.slice))
         if instance.stands_alone:
-            # The microbatches of a loop begin together, and end together.
             op = instance.op
-            events.append(instance if dialect.op_has(op, Trait.EXECUTES) else (op.operation.name, op.loop))
+            if dialect.op_has(op, Trait.EXECUTES):
+                events.append(instance)
+            elif dialect.op_has(op, Trait.EXCHANGES):
+                events.append(instance.position)
+            else:
+                # The microbatches of a loop begin together, and end together.
+                events.append((op.operation.name, op.loop))
         for event in events:
             mask |= bits.setdefault(event, 1 << len(bits))
         waits[instance] = mask

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import IndexOp, LaunchOp, MirrorOp, symbol_table
+from pathways.dialect import IndexOp, LaunchOp, MirrorOp, op_has, symbol_table
 from pathways.dialect.attributes.names import LOOP, MIRRORED, SLICE
 from pathways.dialect.operations.operation import attributes_of, symbol_name
+from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.graphs import depth_first
 from pathways.dialect.verification.forms import LOCATED, OUTLINED
 from pathways.passes.analysis.computations import Computations
@@ -19,7 +20,7 @@ from pathways.passes.analysis.functions import merge_equal_functions
 from pathways.passes.analysis.operations import copy_into
 from pathways.passes.manager.base import Pass
 from pathways.passes.place.glue_names import GlueNames
-from pathways.passes.place.instances import Instance, InstanceGraph, Sources, instance_graph, wait_sets
+from pathways.passes.place.instances import Instance, InstanceGraph, instance_graph, wait_sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +78,20 @@ class Outline(Pass):
         merge_equal_functions(module)
 
 
+type Inputs = Sequence[tuple[ir.Value, Instance | None]]
+"""Values that are read, in order, each with the instance that makes it; None for an argument."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Unit:
     """Unit that becomes one launch: an operation of `pw` by itself, or others that become a computation.
 
     Attributes:
-      slice: where it runs.
+      slice: where it runs; of an exchange of blocks, one of its slices.
       position: where in the program it belongs: at its last operation.
       loop: the loop whose microbatches it works on.
-      members: its operations, last first; the mirrored work that it repeats is not among them.
+      members: its operations, last first; the mirrored work that it repeats is not among them. Of an exchange
+        the instances on its slices, in their order.
       outputs: the values that it returns, each with the instance that makes it.
     """
 
@@ -107,14 +113,16 @@ class _Unit:
         roots = [*reversed(self.members), *self.outputs.values()]
         return list(depth_first(roots, lambda of: [s for s in of.sources.values() if s and s.mirrored]))
 
-    def inputs(self, contents: Sequence[Instance]) -> Sources:
+    def inputs(self, contents: Sequence[Instance]) -> Inputs:
         """Returns the values that it reads and does not make, each with its source; None for an argument."""
         if self.stands_alone:
-            return self.members[0].sources
+            # The slices of an exchange may each read their own copy of one mirrored value.
+            return [pair for member in self.members for pair in member.sources.items()]
         # Members first: arguments do not move when work is repeated.
         in_order = sorted(contents, key=lambda instance: (instance.mirrored, instance.position))
         own = {result for instance in in_order for result in instance.op.results}
-        return {v: source for i in in_order for v, source in i.sources.items() if v not in own}
+        sources = {v: source for i in in_order for v, source in i.sources.items() if v not in own}
+        return list(sources.items())
 
 
 def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance, _Unit]:
@@ -123,13 +131,19 @@ def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance
     leaves_soon: set[Instance] = set()
     by_waits: dict[tuple[str, str | None, int, bool], _Unit] = {}
     unit_of: dict[Instance, _Unit] = {}
+    exchanges: dict[int, _Unit] = {}
     for instance in reversed(graph.readers):
         place, loop, position = instance.slice, instance.loop, instance.position
         if instance.mirrored:
             continue
         if instance.stands_alone:
             results = dict.fromkeys(instance.op.results, instance)
-            unit_of[instance] = _Unit(place, position, loop, [instance], results)
+            alone = _Unit(place, position, loop, [], results)
+            if op_has(instance.op, Trait.EXCHANGES):
+                alone = exchanges.setdefault(position, alone)
+            alone.members.insert(0, instance)
+            alone.outputs.update(dict.fromkeys(instance.results, instance))
+            unit_of[instance] = alone
             continue
         # Readers that turned out dead are in no unit.
         readers = [reader for reader in graph.readers[instance] if reader in unit_of]
@@ -138,7 +152,12 @@ def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance
             continue
         # The results of a launch are ready only when all of it is done: what another slice waits for must not
         # wait for work that does not lead there.
-        if any(r.slice != place or (r in leaves_soon and waits[r] == waits[instance]) for r in readers):
+        if any(
+            r.slice != place
+            or op_has(r.op, Trait.EXCHANGES)
+            or (r in leaves_soon and waits[r] == waits[instance])
+            for r in readers
+        ):
             leaves_soon.add(instance)
         # Inside of its only reader a value delays nobody else. The caller's must not wait for all that the
         # reader does.
@@ -182,7 +201,7 @@ def _add_exports(
             continue
         for value, source in instance.sources.items():
             if source is not None and source.mirrored:
-                for_launches[instance.slice, source.loop, waits[source]][value] = source
+                for_launches[source.slice, source.loop, waits[source]][value] = source
     for (place, loop, _), values in for_launches.items():
         # Launches wait for these: a computation of their own, ahead of everything else.
         unit = _Unit(place, -1, loop, outputs=values)
@@ -214,14 +233,14 @@ def _repeating(units: Iterable[_Unit]) -> dict[tuple[ir.Value, str], _Unit]:
 
 
 def _in_order(
-    inputs: dict[_Unit, Sources], unit_of: dict[Instance, _Unit], exporters: dict[tuple[ir.Value, str], _Unit]
+    inputs: dict[_Unit, Inputs], unit_of: dict[Instance, _Unit], exporters: dict[tuple[ir.Value, str], _Unit]
 ) -> Iterator[_Unit]:
     """Yields all units, each after those that it reads from, otherwise in program order."""
 
     def producers(unit: _Unit) -> Iterator[_Unit]:
-        for value, source in inputs[unit].items():
+        for value, source in inputs[unit]:
             if source is not None:
-                yield exporters[value, unit.slice] if source.mirrored else unit_of[source]
+                yield exporters[value, source.slice] if source.mirrored else unit_of[source]
 
     return depth_first(sorted(inputs, key=lambda unit: unit.position), producers)
 
@@ -238,31 +257,44 @@ class _Emitter:
         self.names_by_key: dict[object, str] = {}
         """The computations by what they do: the microbatches of a program are alike."""
 
-    def emit(self, unit: _Unit, contents: Sequence[Instance], inputs: Sources) -> None:
-        operands = {v: v if s is None else self.new_values[v, s.slice] for v, s in inputs.items()}
-        launch = self.moved(unit, operands) if unit.stands_alone else self.launched(unit, contents, operands)
-        for value, new in zip(unit.outputs, launch.results, strict=True):
-            self.new_values[value, unit.slice] = new
+    def emit(self, unit: _Unit, contents: Sequence[Instance], inputs: Inputs) -> None:
+        operands = [v if s is None else self.new_values[v, s.slice] for v, s in inputs]
+        read = [v for v, _ in inputs]
+        if unit.stands_alone:
+            launch = self.moved(unit, read, operands)
+        else:
+            launch = self.launched(unit, contents, read, operands)
+        for (value, maker), new in zip(unit.outputs.items(), launch.results, strict=True):
+            self.new_values[value, maker.slice] = new
 
-    def moved(self, unit: _Unit, operands: dict[ir.Value, ir.Value]) -> ir.OpView:
+    def moved(self, unit: _Unit, read: Sequence[ir.Value], operands: Sequence[ir.Value]) -> ir.OpView:
         copy = unit.members[0].op.operation.clone(self.end).opview
+        reads = copy.operands
+        if op_has(copy, Trait.EXCHANGES):
+            for number, value in enumerate(operands):
+                reads[number] = value
+            return copy
         copy.slice = unit.slice
         if SLICE in copy.attributes:
             del copy.attributes[SLICE]
-        reads = copy.operands
+        new = dict(zip(read, operands, strict=True))
         for number, value in enumerate(list(reads)):
-            reads[number] = operands[value]
+            reads[number] = new[value]
         return copy
 
     def launched(
-        self, unit: _Unit, contents: Sequence[Instance], operands: dict[ir.Value, ir.Value]
+        self,
+        unit: _Unit,
+        contents: Sequence[Instance],
+        read: Sequence[ir.Value],
+        operands: Sequence[ir.Value],
     ) -> ir.OpView:
         last = (unit.members or list(unit.outputs.values()))[0]
         location = last.op.operation.location
         return LaunchOp.build(
-            list(operands.values()),
+            operands,
             [value.type for value in unit.outputs],
-            callee=self.computation(unit, contents, list(operands), location),
+            callee=self.computation(unit, contents, read, location),
             slice=unit.slice,
             loop=unit.loop,
             loc=location,

@@ -84,7 +84,7 @@ class LowerTransfers(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        lowering = _Lowering(module, self)
+        lowering = TransferLowering(module, self)
         if all(side.mesh.size == 1 for side in lowering.layouts.meshes.values()):
             return
         arguments = argument_slices(main)
@@ -94,7 +94,7 @@ class LowerTransfers(Pass):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Side:
+class Side:
     """One side of a transfer: a slice, its mesh, and the sharding of the value over it."""
 
     slice: str
@@ -102,7 +102,7 @@ class _Side:
     mesh: Mesh
     sharding: Sharding
 
-    def with_sharding(self, sharding: Sharding) -> _Side:
+    def with_sharding(self, sharding: Sharding) -> Side:
         return dataclasses.replace(self, sharding=sharding)
 
     @property
@@ -131,8 +131,8 @@ class _Cut:
       cell: the sizes of a piece.
     """
 
-    source: _Side
-    target: _Side
+    source: Side
+    target: Side
     cuts: tuple[int, ...]
     joins: tuple[int, ...]
     cell: tuple[int, ...]
@@ -148,7 +148,13 @@ class _Cut:
         return self.target.mesh.size * math.prod(self.joins)
 
 
-class _Lowering:
+class TransferLowering:
+    """Lowering of the transfers of a program.
+
+    Args:
+      options: the limits to keep to.
+    """
+
     def __init__(self, module: ir.Module, options: LowerTransfers) -> None:
         self.module = module
         self.options = options
@@ -158,10 +164,13 @@ class _Lowering:
         self.gathered_values: dict[object, ir.Value] = {}
         self.loop: str | None = None
         """The loop of the current transfer."""
+        self.microbatch: int | None = None
+        """Its microbatch, once the loop is unrolled."""
 
     def lower(self, op: TransferOp, arguments: list[tuple[str, ...] | None]) -> None:
+        """Lowers a transfer, unless shards are copied as they are."""
         value = op.operands[0]
-        self.loop = op.loop
+        self.loop, self.microbatch = op.loop, op.microbatch
         places = slices_of(value, arguments)
         if not places:
             fail(op, "moves a value that is not placed; run pw-infer-placement first")
@@ -192,7 +201,7 @@ class _Lowering:
             result = self.gather(joined, cut.target, target)
         replace(op, [result])
 
-    def few_pieces(self, source: _Side, arrivals: Sequence[_Side], shape: Sequence[int]) -> _Cut:
+    def few_pieces(self, source: Side, arrivals: Sequence[Side], shape: Sequence[int]) -> _Cut:
         """Returns a division into few pieces, for which the value has to lie otherwise over the source.
 
         With few enough pieces, the one that splits it most; else the one with the fewest pieces.
@@ -203,24 +212,25 @@ class _Lowering:
             return max(enough, key=lambda cut: (math.prod(cut.source.splits), -cut.pieces))
         return min(cuts, key=lambda cut: (cut.copies, cut.pieces))
 
-    def gather_first(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
+    def gather_first(self, value: ir.Value, held: Side, wanted: Side) -> ir.Value:
         """Returns a value gathered on the source, once for all its transfers."""
         key = (value, held.slice, wanted)
         if key not in self.gathered_values:
             self.gathered_values[key] = self.gather(value, held, wanted)
         return self.gathered_values[key]
 
-    def side(self, slice: str, sharding: Sharding) -> _Side:
+    def side(self, slice: str, sharding: Sharding) -> Side:
+        """Returns a slice as a side of transfers."""
         home = self.layouts.meshes[slice]
-        return _Side(slice, home.symbol, home.mesh, sharding)
+        return Side(slice, home.symbol, home.mesh, sharding)
 
-    def crosses_islands(self, source: _Side, target: _Side) -> bool:
+    def crosses_islands(self, source: Side, target: Side) -> bool:
         if self.options.islands == "all":
             return True
         islands = [self.layouts.symbols[side.slice].island for side in (source, target)]
         return None not in islands and islands[0] != islands[1]
 
-    def cut(self, value: ir.Value, source: _Side, cut: _Cut) -> list[ir.Value]:
+    def cut(self, value: ir.Value, source: Side, cut: _Cut) -> list[ir.Value]:
         """Returns the pieces of a value on the source: those of all shards at one position as one array."""
         if cut.source == source and math.prod(cut.cuts) == 1:
             return [value]
@@ -252,15 +262,19 @@ class _Lowering:
             # Refined or gathered, both sides may correspond after all: then there is nothing to route.
             routes=None if whole and routes == as_it_is else routes,
             loop=op.loop,
+            microbatch=op.microbatch,
         )
         copies = len(routes)
         size = copies * byte_size(_sized(arrived, cut.cell))
         source, target = cut.source, cut.target
-        remark(
-            op,
-            f"moves {counted(size, 'byte')} from @{source.slice} ({counted(source.mesh.size, 'device')}) to "
-            f"@{target.slice} ({counted(target.mesh.size, 'device')}) in {counted(copies, 'piece')}",
-        )
+        # The microbatches of a loop are alike.
+        if not op.microbatch:
+            remark(
+                op,
+                f"moves {counted(size, 'byte')} from @{source.slice} "
+                f"({counted(source.mesh.size, 'device')}) to @{target.slice} "
+                f"({counted(target.mesh.size, 'device')}) in {counted(copies, 'piece')}",
+            )
         return list(moved.results)
 
     def join(self, op: TransferOp, pieces: list[ir.Value], cut: _Cut) -> ir.Value:
@@ -277,7 +291,7 @@ class _Lowering:
         )
         return joined
 
-    def gather(self, value: ir.Value, held: _Side, wanted: _Side) -> ir.Value:
+    def gather(self, value: ir.Value, held: Side, wanted: Side) -> ir.Value:
         """Changes the sharding of a value on a slice."""
         if held == wanted:
             return value
@@ -290,8 +304,8 @@ class _Lowering:
         base: str,
         key: tuple[object, ...],
         operands: list[ir.Value],
-        operand_side: _Side,
-        result_side: _Side,
+        operand_side: Side,
+        result_side: Side,
         body: Body,
     ) -> list[ir.Value]:
         """Launches a computation; equal keys share it."""
@@ -310,18 +324,19 @@ class _Lowering:
             callee=name,
             slice=operand_side.slice,
             loop=self.loop,
+            microbatch=self.microbatch,
         )
         return list(launch.results)
 
 
-def _indices(op: TransferOp, side: _Side, shape: Sequence[int]) -> list[Block]:
+def _indices(op: TransferOp, side: Side, shape: Sequence[int]) -> list[Block]:
     problem = side.sharding.problem(shape, side.mesh)
     if problem is not None:
         fail(op, f"cannot be cut: on @{side.slice} {problem}")
     return side.sharding.blocks(shape, side.mesh)
 
 
-def _cut(source: _Side, target: _Side, shape: Sequence[int]) -> _Cut:
+def _cut(source: Side, target: Side, shape: Sequence[int]) -> _Cut:
     """Divides the shards of both sides by a common grid."""
     grid = [math.lcm(s, t) for s, t in zip(source.splits, target.splits, strict=True)]
     source = _refined(source, grid)
@@ -334,7 +349,7 @@ def _cut(source: _Side, target: _Side, shape: Sequence[int]) -> _Cut:
     )
 
 
-def _refined(side: _Side, grid: Sequence[int]) -> _Side:
+def _refined(side: Side, grid: Sequence[int]) -> Side:
     """Lets axes that replicate a value divide it further, as far as the grid goes: a local operation."""
     dims = list(side.sharding.dims)
     for name, size in side.unused:
@@ -347,14 +362,14 @@ def _refined(side: _Side, grid: Sequence[int]) -> _Side:
     return side.with_sharding(Sharding(tuple(dims)))
 
 
-def _gathered(side: _Side) -> Iterator[_Side]:
+def _gathered(side: Side) -> Iterator[Side]:
     """Yields the sides on which a value is gathered along minor axes of its dimensions."""
     for kept in itertools.product(*(range(len(axes) + 1) for axes in side.sharding.dims)):
         dims = zip(side.sharding.dims, kept, strict=True)
         yield side.with_sharding(Sharding(tuple(axes[:count] for axes, count in dims)))
 
 
-def _spread(target: _Side, shape: Sequence[int]) -> Iterator[Sharding]:
+def _spread(target: Side, shape: Sequence[int]) -> Iterator[Sharding]:
     """Yields the shardings that divide a value among its replicas, along each dimension that they divide."""
     axes = tuple(name for name, _ in target.unused)
     if not axes:
@@ -469,7 +484,7 @@ def _join_locally(pieces: list[ir.Value], result: ir.Type, cut: _Cut) -> list[ir
 
 
 def _on_shards(
-    values: list[ir.Value], shard: Sequence[int], results: list[ir.Type], side: _Side, body: Body
+    values: list[ir.Value], shard: Sequence[int], results: list[ir.Type], side: Side, body: Body
 ) -> list[ir.Value]:
     """Lets every device of a side apply `body` to its shards of the values, which have the same shape."""
     attribute = side.attribute()
@@ -490,7 +505,7 @@ def _on_shards(
     return list(computation.results)
 
 
-def _whole(like: ir.Type, side: _Side, cell: Sequence[int]) -> ir.RankedTensorType:
+def _whole(like: ir.Type, side: Side, cell: Sequence[int]) -> ir.RankedTensorType:
     """Returns the type of an array whose shards over a side have the size of a cell."""
     return _sized(like, [shards * size for shards, size in zip(side.splits, cell, strict=True)])
 

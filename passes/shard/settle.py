@@ -7,7 +7,7 @@ from jaxlib.mlir import ir
 import pathways.dialect as dialect
 from pathways.dialect.attributes.meshes import Sharding
 from pathways.dialect.attributes.names import SHARDING
-from pathways.dialect.attributes.shardings import make_sharding, read_sharding
+from pathways.dialect.attributes.shardings import SliceMesh, make_sharding, read_sharding
 from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.layouts import Layouts
 from pathways.passes.analysis.computations import Computations
@@ -30,6 +30,11 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
             carried = op.carry.sharding if isinstance(op, dialect.NextOp) else op.sharding
             attrs = {} if carried is None else {SHARDING: carried}
             wanted = [(attrs, (op.slice,)) for _ in op.operands]
+        elif isinstance(op, dialect.AllToAllOp):
+            wanted = [
+                (_without_leading(layouts.of(value, place), layouts.meshes[place]), (place,))
+                for value, place in zip(op.operands, op.slices, strict=True)
+            ]
         elif op.operation.name == "func.return":
             wanted = wanted_results
         else:
@@ -51,6 +56,13 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
                     resharded[key] = _reshard(op, value, place, target, layouts, computations)
             copies = [resharded[value, place, target] for place in read_on]
             op.operands[number] = copies[0] if len(copies) == 1 else _mirror(op, copies)
+
+
+def _without_leading(sharding: Sharding, home: SliceMesh) -> dict[str, ir.Attribute]:
+    """Returns a sharding that leaves the leading dimension whole; nothing for a slice of one device."""
+    if home.mesh.size == 1:
+        return {}
+    return {SHARDING: make_sharding(home.symbol, Sharding(((), *sharding.dims[1:])))}
 
 
 def _mirror(reader: ir.OpView, copies: list[ir.Value]) -> ir.Value:

@@ -1,8 +1,8 @@
 """`@main` in terms that Shardy propagates through, and back.
 
-While Shardy runs, launches are calls, transfers between equal meshes and sums over microbatches identities,
-splits and concatenations of microbatches those of StableHLO, and what turns pass on is added to what they
-were handed. Each carries what it stands for as an attribute.
+While Shardy runs, launches are calls, transfers between equal meshes, sums over microbatches and exchanges
+of blocks identities, splits and concatenations of microbatches those of StableHLO, and what turns pass on is
+added to what they were handed. Each carries what it stands for as an attribute.
 Transfers between different meshes stay; Shardy does not look through them.
 """
 
@@ -121,6 +121,19 @@ class _AllReduceAsIdentity(_Identity[dialect.AllReduceOp]):
         return {}
 
 
+class _AllToAllAsIdentities(_Identity[dialect.AllToAllOp]):
+    """Identities, one on each slice: received blocks have the sharding of sent blocks."""
+
+    def encode(self, op: dialect.AllToAllOp) -> ir.OpView:
+        return stablehlo.OptimizationBarrierOp(list(op.operands))
+
+    def decode(self, op: ir.OpView) -> _Decided:
+        return {}
+
+    def operands(self, op: ir.OpView) -> list[ir.Value]:
+        return list(op.operands)
+
+
 class _NextAsSum(_Encoding[dialect.NextOp]):
     """Sum: what is passed on has the sharding of what is carried, and so does the result."""
 
@@ -144,6 +157,7 @@ _ENCODINGS: Mapping[str, _Encoding[Any]] = {
     "pw.split": _SplitAsSlice(),
     "pw.reduce": _ReduceAsBlocks(),
     "pw.all_reduce": _AllReduceAsIdentity(),
+    "pw.all_to_all": _AllToAllAsIdentities(),
     # From the first iteration; `pw.next` ties it to later ones.
     "pw.carry": _Identity(),
     "pw.next": _NextAsSum(),

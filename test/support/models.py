@@ -85,3 +85,55 @@ def carrying_step(loss: Callable[..., Any], microbatches: int) -> Callable[..., 
         return value, sgd(params, grads), state
 
     return step
+
+
+def route(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Routes tokens to two experts each, in order, up to a capacity; further tokens are dropped.
+
+    Returns:
+      The tokens for each expert; for each token the weights with which they come back; a loss that is
+        smallest where all experts get as many tokens.
+    """
+    tokens, experts = x.shape[0], w.shape[1]
+    gates = jax.nn.softmax(x @ w)
+    values, chosen = jax.lax.top_k(gates, 2)
+    values = values / values.sum(1, keepdims=True)
+    # First choices of all tokens come before second choices.
+    taken = jax.nn.one_hot(chosen.T, experts).reshape(2 * tokens, experts)
+    places = (jnp.cumsum(taken, 0) - taken).astype(int)
+    # A place beyond the capacity is all zeros.
+    slots = taken[:, :, None] * jax.nn.one_hot(places, 2 * tokens // experts)
+    slots = slots.reshape(2, tokens, experts, -1)
+    weights = (values.T[:, :, None, None] * slots).sum(0)
+    balance = experts * jnp.sum(gates.mean(0) * taken[:tokens].mean(0))
+    return jnp.einsum("ktec,td->ecd", slots, x), weights, balance
+
+
+def combine(x: jax.Array, weights: jax.Array, returned: jax.Array) -> jax.Array:
+    """Adds what the experts return to the tokens; a dropped token stays as it is."""
+    return x + jnp.einsum("tec,ecd->td", weights, returned)
+
+
+def mixture_of_experts(
+    slices: Sequence[Any] | int, exchange: Callable[[list[Any]], list[Any]]
+) -> Callable[[Any, list[Any]], tuple[list[Any], jax.Array]]:
+    """Returns a layer with an expert on each slice, or on as many ranks as a number says.
+
+    The layer takes `(routers, experts)`, lists of matrices, and a list of the tokens of each slice; it
+    returns the new tokens, and the sum of the losses that balance the routers.
+    """
+
+    def placed(function: Callable[..., Any]) -> list[Any]:
+        return [function] * slices if isinstance(slices, int) else place_on(slices, function)
+
+    routes, experts, combines = map(placed, (route, layer, combine))
+
+    def mixture(params: Any, x: list[Any]) -> tuple[list[Any], jax.Array]:
+        routed = [one(w, tokens) for one, w, tokens in zip(routes, params[0], x, strict=True)]
+        sent, weights, balance = zip(*routed, strict=True)
+        received = exchange(list(sent))
+        returned = exchange([one(w, r) for one, w, r in zip(experts, params[1], received, strict=True)])
+        outputs = [one(*values) for one, *values in zip(combines, x, weights, returned, strict=True)]
+        return outputs, sum(balance)
+
+    return mixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from pathways.dialect import loop_of, nested_ops
+from pathways.dialect import AllToAllOp, loop_of, nested_ops
 from pathways.passes.analysis.operations import EXPENSIVE
 from pathways.passes.analysis.work import WorkEstimate
 from pathways.passes.manager.base import remark
@@ -27,6 +27,8 @@ def remark_glue(problem: PlacementProblem, where: Sequence[Places]) -> None:
     for n, (op, places) in enumerate(zip(problem.operations, where, strict=True)):
         loop = loop_of(op.results[0]) if op.results else None
         iterations = 1 if loop is None else problem.symbols[loop].iterations
+        if isinstance(op.view, AllToAllOp):
+            continue
         if op.slice is not None:
             placed += iterations * estimate.of_operation(op.view)
         elif n in counts and places:

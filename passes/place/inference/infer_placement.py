@@ -200,6 +200,8 @@ def _write(
         slices.update(dict.fromkeys(op.results, places))
         # Carries, and what is handed on to them, may be on several slices until `pw-outline`, and name them
         # as glue does.
+        if isinstance(op.view, dialect.AllToAllOp):
+            continue
         if isinstance(op.view, dialect.PwOp) and op.handed_on is None:
             op.view.slice = problem.names[min(places)]
             continue

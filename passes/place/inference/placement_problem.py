@@ -23,7 +23,9 @@ Places = frozenset[int]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Operation:
-    """An operation of `@main`. Views are equal where their content is, so it is known by its position.
+    """An operation of `@main`, or the part of a slice in an exchange of blocks.
+
+    Views are equal where their content is, so it is known by its position.
 
     Attributes:
       view: the operation itself.
@@ -103,17 +105,26 @@ def read_problem(
     number = {name: n for n, name in enumerate(names)}
     effects: dict[str, bool] = {}
 
-    carried = {view.results[0]: n for n, view in enumerate(views) if isinstance(view, CarryOp)}
-    pairs = {carried[view.operands[0]]: n for n, view in enumerate(views) if isinstance(view, NextOp)}
+    # An exchange of blocks is an operation on each of its slices.
+    parts = [
+        (view, part)
+        for view in views
+        for part in (range(len(view.slices)) if op_has(view, Trait.EXCHANGES) else (None,))
+    ]
+    carried = {view.results[0]: n for n, (view, _) in enumerate(parts) if isinstance(view, CarryOp)}
+    pairs = {carried[view.operands[0]]: n for n, (view, _) in enumerate(parts) if isinstance(view, NextOp)}
     pairs |= {n: carry for carry, n in pairs.items()}
 
-    def operation(n: int, view: ir.OpView) -> Operation:
+    def operation(n: int, view: ir.OpView, part: int | None) -> Operation:
+        if part is not None:
+            place = number[view.slices[part]]
+            return Operation(view, [view.operands[part]], [view.results[part]], place, False, None)
         slice_ = _stated_slice(view, number)
         is_glue = slice_ is None and not isinstance(view, PwOp)
         repeatable = is_glue and not has_side_effect(view, symbols, effects)
         return Operation(view, captured(view), list(view.results), slice_, repeatable, pairs.get(n))
 
-    operations = [operation(n, view) for n, view in enumerate(views)]
+    operations = [operation(n, *part) for n, part in enumerate(parts)]
     arguments, attrs = list(block.arguments), argument_attrs(main)
     readers: dict[ir.Value, list[int]] = {}
     for n, op in enumerate(operations):

@@ -131,8 +131,8 @@ def delays_of(events: Sequence[Event], loop: Loop, link: Link) -> dict[tuple[Act
         for other in event.waits_for:
             for action, way in through[other].items():
                 ways[action] = max(way, ways.get(action, 0.0))
-        if event.kind == "send":
-            takes = link.latency + byte_size(event.op.results[0].type) / link.bandwidth
+        if event.moves:
+            takes = link.latency + _bytes_moved(event) / link.bandwidth
             ways = {action: way + takes for action, way in ways.items()}
         if n in loop.actions:
             for action in loop.actions[n]:
@@ -142,6 +142,12 @@ def delays_of(events: Sequence[Event], loop: Loop, link: Link) -> dict[tuple[Act
             ways = dict.fromkeys(loop.actions[n], 0.0)
         through.append(ways)
     return {pair: delay for pair, delay in delays.items() if delay}
+
+
+def _bytes_moved(event: Event) -> float:
+    """Returns the bytes that leave the slice of an event; of the blocks in an exchange one stays."""
+    size = byte_size(event.op.results[0].type)
+    return size if event.kind == "send" else size * (1 - 1 / len(event.op.slices))
 
 
 def _read(path: str, program: str) -> Mapping[str, Any]:
@@ -184,8 +190,8 @@ def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Ne
     makers: dict[ir.Value, tuple[int, str]] = {}
     readers: dict[tuple[ir.Value, str], set[Action]] = {}
     for n, event in enumerate(events):
-        slice = event.op.slice
-        makers.update((r, (n, slice)) for r in event.op.results)
+        slice = event.slice if event.kind == "exchange" else event.op.slice
+        makers.update((r, (n, slice)) for r in event.results)
         if event.kind == "launch" and n in owner:
             for value in event.op.operands:
                 if value in makers and makers[value][1] == slice:

@@ -32,10 +32,10 @@ def renumber(module: ir.Module, operations: Iterable[ir.OpView]) -> None:
 
 
 def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
-    """Returns the position of the first launch or transfer that reads each value, alone or joined."""
+    """Returns the position of the first operation in an order that reads each value, alone or joined."""
     positions: dict[ir.Value, int] = {}
     for n, op in enumerate(operations):
-        if not op_has(op, Trait.ORDERED):
+        if not _has_position(op):
             continue
         pending = list(op.operands)
         while pending:
@@ -43,9 +43,13 @@ def first_reads(operations: Sequence[ir.OpView]) -> dict[ir.Value, int]:
             if value in positions:
                 continue
             positions[value] = n
-            if not isinstance(value, ir.BlockArgument) and not op_has(value.owner.opview, Trait.ORDERED):
+            if not isinstance(value, ir.BlockArgument) and not _has_position(value.owner.opview):
                 pending += value.owner.operands
     return positions
+
+
+def _has_position(op: ir.OpView) -> bool:
+    return op_has(op, Trait.ORDERED) or op_has(op, Trait.EXCHANGES)
 
 
 def capacity_for(spans: Sequence[Span]) -> int:

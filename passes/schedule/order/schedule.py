@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from jaxlib.mlir import ir
 
-from pathways.dialect import ChannelOp, Origin, ops_named, symbol_table
+from pathways.dialect import Origin, ops_named, symbol_table
 from pathways.dialect.attributes.call_times import CallTimes
 from pathways.dialect.attributes.fields import CALL_TIMES
 from pathways.dialect.attributes.names import MAX_OPERATIONS, TIMES
@@ -17,10 +17,10 @@ from pathways.dialect.relations.graphs import CycleError, topological_order
 from pathways.dialect.relations.order import Event, data_events, device_queues, sort_block
 from pathways.dialect.relations.program_view import read_function
 from pathways.dialect.verification.forms import ORDERED, UNROLLED
-from pathways.passes.analysis.functions import unique_name
 from pathways.passes.analysis.links import read_link
 from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
+from pathways.passes.schedule.order.channels import assign_channels
 from pathways.passes.schedule.order.costs import (
     LaunchTimes,
     bytes_held,
@@ -29,7 +29,6 @@ from pathways.passes.schedule.order.costs import (
     durations_of,
 )
 from pathways.passes.schedule.order.ordering import Costs, orders_by
-from pathways.passes.schedule.order.positions import Span, capacity_for, first_reads
 from pathways.passes.schedule.order.replica_loops import (
     first_replica,
     interleaved,
@@ -178,9 +177,9 @@ class Schedule(Pass):
         counters: dict[str, int] = {}
         for event in ordered:
             queue = queues[event.slice]
-            event.op.order = counters.get(queue, 0)
-            counters[queue] = event.op.order + 1
-        _assign_channels(module, main, ordered)
+            event.set_order(counters.get(queue, 0))
+            counters[queue] = counters.get(queue, 0) + 1
+        assign_channels(module, main, ordered)
         for loop in loops:
             # Caches and bundles know a program by its text, which states the order: the name adds nothing.
             if loop.op.schedule and registered(loop.op.schedule.partition("(")[0]) is not None:
@@ -391,54 +390,3 @@ def _check_needs(request: ScheduleRequest, loop: Loop, work: Work) -> None:
             f"cannot be scheduled by '{request}', which runs all work of a stage for a microbatch at "
             f"once: use '{PROGRAM}'\n{waits.waits(str, work.slices)}",
         )
-
-
-_Endpoints = tuple[str, str, ir.Type, ir.Attribute | None]
-"""Source and destination of a channel, the type of its values, and their sharding there."""
-
-
-@dataclasses.dataclass
-class _Channel:
-    """A channel in the making: when each value on it is sent and first read, in block positions."""
-
-    name: str
-    last_read: int
-    spans: list[Span]
-
-
-def _assign_channels(module: ir.Module, main: ir.OpView, events: list[Event]) -> None:
-    taken = set(symbol_table(module))
-    operations = [event.op for event in events]
-    first_read = first_reads(operations)
-    channels: dict[_Endpoints, list[_Channel]] = {}
-    endpoints: dict[str, _Endpoints] = {}
-    for n, event in enumerate(events):
-        op = event.op
-        if event.kind != "send":
-            continue
-        key = (event.slice, op.slice, op.results[0].type, op.sharding)
-        read = min(first_read.get(r, len(operations)) for r in op.results)
-        # A channel delivers in the order of sending, so that a value may only follow those read before it.
-        fitting = (c for c in channels.setdefault(key, []) if c.last_read <= read)
-        channel = next(fitting, None)
-        if channel is None:
-            channel = _Channel(unique_name(f"c{len(endpoints)}", taken), read, [])
-            taken.add(channel.name)
-            channels[key].append(channel)
-            endpoints[channel.name] = key
-        channel.last_read = read
-        channel.spans.append((n, read))
-        op.channel = channel.name
-    for group in channels.values():
-        for channel in group:
-            src, dst, value_type, sharding = endpoints[channel.name]
-            ChannelOp.build(
-                sym_name=channel.name,
-                src=src,
-                dst=dst,
-                value_type=value_type,
-                sharding=sharding,
-                capacity=capacity_for(channel.spans),
-                loc=main.operation.location,
-                ip=ir.InsertionPoint(main),
-            )

@@ -66,8 +66,8 @@ def sequence(
     Launches of an action run at its time. Other launches of a loop run right before the action that first
     reads their result if it is on their slice, else as soon as what they read is there. Launches outside of
     loops run before the first loop, or after the last one whose results they read; those that have nothing
-    to do with any loop run after all of them. A value is sent right after the launch that makes it; an
-    argument right before the launch that first reads it.
+    to do with any loop run after all of them. A value is sent, or exchanged, right after the launch that
+    makes it; an argument right before the launch that first reads it.
 
     Args:
       events: in block order, each waiting for those whose results it reads.
@@ -133,10 +133,10 @@ def _overlapping(
         if not makers:
             continue
         ready = max(makers)
-        if event.kind == "send" and any(m in found for m in event.waits_for):
+        if event.moves and any(m in found for m in event.waits_for):
             found[n] = ready
         elif _overlaps(event) and segments[n] % 2:
-            arrives = any(events[m].kind == "send" for m in event.waits_for)
+            arrives = any(events[m].moves for m in event.waits_for)
             later = [time for time in actions.get(event.slice, ()) if time > ready.time] if arrives else []
             found[n] = Instant(min(later, default=ready.time), _AFTER)
     return found
@@ -234,7 +234,7 @@ class _Clock:
                 instants[n] = Instant(self._start[self._loop.actions[n][0]], _AT)
             elif n in members:
                 instants[n] = max([self._aim(n), *makers])
-            elif event.kind == "send" and makers:
+            elif event.moves and makers:
                 instants[n] = max(makers)
         return instants
 

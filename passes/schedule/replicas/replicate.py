@@ -267,6 +267,8 @@ class _Replicator:
             copy.operands[number] = value
         if "slice" in copy.attributes:
             copy.slice = self.slices[copy.slice][r]
+        if isinstance(copy, dialect.AllToAllOp):
+            copy.slices = [self.slices[place][r] for place in copy.slices]
         for name in ("loop", "outer"):
             if name in copy.attributes:
                 setattr(copy, name, self.loops[getattr(copy, name)][r])

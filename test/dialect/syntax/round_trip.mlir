@@ -48,6 +48,13 @@ module @round_trip attributes {round.trip = "hand"} {
     return %z, %both : !x, tensor<i32>
   }
 
+  // CHECK-LABEL: func.func @exchanged
+  func.func @exchanged(%x: tensor<2x4xf32> {pw.slice = @s0}, %y: tensor<2x4xf32> {pw.slice = @s1}) {
+    // CHECK: %{{.*}}:2 = "pw.all_to_all"(%{{.*}}, %{{.*}}) {loop = @batch, microbatch = 3 : i64, orders = array<i64: 5, 0>, slices = [@s0, @s1]} : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
+    %0:2 = "pw.all_to_all"(%x, %y) {loop = @batch, microbatch = 3, orders = array<i64: 5, 0>, slices = [@s0, @s1]} : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
+    return
+  }
+
   // CHECK: "pw.loop"() {count = 8 : i64, schedule = "1f1b", sym_name = "batch"} : () -> ()
   "pw.loop"() {count = 8, schedule = "1f1b", sym_name = "batch"} : () -> ()
 
