@@ -40,6 +40,9 @@ func.func @main(%x: tensor<4xf32> {pw.slice = @s0}, %n: tensor<i32> {pw.slice = 
   %q = "pw.launch"(%n) {callee = @goes_on, slice = @s0} : (tensor<i32>) -> tensor<i1>
   "pw.until"(%q) {loop = @turns, slice = @s0} : (tensor<i1>) -> ()
   "pw.release"(%x, %n) : (tensor<4xf32>, tensor<i32>) -> ()
+  %y = "pw.transfer"(%b) {loop = @batch, slice = @s1} : (tensor<2xf32>) -> tensor<2xf32>
+  %z:2 = "pw.all_to_all"(%b, %y) {loop = @batch, slices = [@s0, @s1]}
+    : (tensor<2xf32>, tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
   %i = "pw.index"() {loop = @batch} : () -> tensor<i32>
   %a = "pw.all_reduce"(%r) {slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
   %w = "pw.all_gather"(%a) {dim = 0, slice = @s0} : (tensor<4xf32>) -> tensor<4xf32>
