@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import random
@@ -131,6 +132,8 @@ class SimulatedCluster:
         self._asleep_until = 0.0
         self._unread: list[Callable[[], None]] = []
         self.is_closed = False
+        self._pending: collections.deque[Effect] = collections.deque()
+        self._is_acting = False
         # Set by sessions that share the cluster, if there are any.
         self.carry_out_for_clients: Callable[[Effect], None] = lambda effect: None
         self.note_done: Callable[[Gang, int], None] = lambda gang, run: None
@@ -160,8 +163,12 @@ class SimulatedCluster:
         """Records an input of the core with its effects, and carries these out."""
         self.handled.append((self.time.now, cause, effects))
         self.has_changed = True
-        for effect in effects:
-            self._carry_out_effect(effect)
+        # In the order in which the core returned them, as `SharedCore` does: an effect may cause others.
+        self._pending.extend(effects)
+        while self._pending and not self._is_acting:
+            self._is_acting = True
+            self._carry_out_effect(self._pending.popleft())
+            self._is_acting = False
 
     def _carry_out_effect(self, effect: Effect) -> None:
         match effect:
