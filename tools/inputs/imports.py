@@ -23,10 +23,8 @@ def import_file(path: str) -> types.ModuleType:
     Raises:
       UserError: it does not exist, or fails; names the failing line.
     """
+    _check_file(path)
     file = Path(path)
-    if not is_file(path):
-        problem = "it is a folder" if is_folder(path) else "no such file"
-        raise UserError(f"cannot import {path}: {problem}")
     # As Python itself would run it, except that it is not `__main__`.
     sys.path.insert(0, str(file.parent.resolve()))
     name = file.stem if file.stem not in sys.modules else f"_{file.stem}_of_pw_compile"
@@ -37,6 +35,12 @@ def import_file(path: str) -> types.ModuleType:
     sys.modules[name] = module
     _import(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
     return module
+
+
+def _check_file(path: str) -> None:
+    if not is_file(path):
+        problem = "it is a folder" if is_folder(path) else "no such file"
+        raise UserError(f"cannot import {path}: {problem}")
 
 
 def import_module(name: str) -> types.ModuleType:
@@ -70,6 +74,8 @@ def import_parent(name: str, kind: str, note: str = "") -> tuple[types.ModuleTyp
     is_module = all(part.isidentifier() for part in where.split("."))
     if (colon and not (where and attribute)) or not (is_file_name or is_module):
         raise UserError(f"expected path/file.py:{kind} or package.module:{kind}, got '{name}'")
+    if is_file_name:
+        _check_file(where)
     if note:
         print(f"{note}: note: importing {where}, which runs its top level", file=sys.stderr)
     module = import_file(where) if is_file_name else import_module(where)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Self
 
-from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, slice_lost
+from pathways.runtime.proxy.wire.statuses import StatusError, slice_lost, slice_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SliceStates:
         """
         slices = frozenset(slices)
         error = self.error_of(slices)
-        return StatusError(StatusCode.UNAVAILABLE, error.message) if slices & self.out else error
+        return slice_out(error.message) if slices & self.out else error
 
     def error_of(self, slices: Iterable[int]) -> StatusError:
         """Returns the error in place of arrays that were on lost slices."""

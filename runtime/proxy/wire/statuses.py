@@ -122,3 +122,8 @@ def _status_of_host(text: str) -> StatusError:
 def slice_lost(text: str) -> StatusError:
     """Returns the error in place of arrays that were on lost slices."""
     return StatusError(StatusCode.DATA_LOSS, text)
+
+
+def slice_out(text: str) -> StatusError:
+    """Returns the error in place of arrays on lost slices that return only if an operator requests it."""
+    return StatusError(StatusCode.UNAVAILABLE, text)
