@@ -126,8 +126,8 @@ def test_a_trace_has_each_step_of_the_plan(server: ProxyServer, where: str, tmp_
             assert not any(event.estimated for event in launches)
             arrivals = [event.slice.partition("/")[0] for event in timeline.transfers if event.dst == track]
             assert arrivals == [event.slice for event in planned.transfers if event.dst == name]
-        # Maximal difference of the clocks of hosts here.
-        assert all(timeline.events[n].end <= e.start + 1e-3 for e in timeline.events for n in e.reads)
+        # Clocks of hosts differ by less here, and a busy machine notes ends late.
+        assert all(timeline.events[n].end <= e.start + 0.05 for e in timeline.events for n in e.reads)
     bars: dict[int, float] = {}
     for event in sorted((e for e in json.loads(text) if e.get("cat") == "launch"), key=lambda e: e["ts"]):
         # Also for steps that follow each other; times are rounded to nanoseconds.

@@ -383,7 +383,7 @@ class CountedTraining:
         devices = pw.make_virtual_device_set()
         slices = [devices.add_slice((1,), ("x",), island=island) for island in islands]
         self.step, self.state = trainer([pw.jit(layer, devices=one) for one in slices])
-        self.source = batches(24)
+        self.source = batches(200)
         self.expected = undisturbed(self.step, self.state, self.source)
         self.calls = 0
 
@@ -391,9 +391,13 @@ class CountedTraining:
         self.calls += 1
         return self.step(state, batch)
 
-    def check(self, acts: dict[int, Callable[[], Any]], every: int) -> Any:
-        """Trains, and checks that no step was run again; returns the state at the end."""
-        acts = {n: lambda: time.sleep(0.05) for n in range(len(self.source))} | acts
+    def check(self, act: Callable[[], Any], every: int) -> Any:
+        """Trains, and checks that no step was run again; returns the state at the end.
+
+        Args:
+          act: is called after each step.
+        """
+        acts = dict.fromkeys(range(len(self.source)), act)
         with pw.resilient(self, self.state, self.source, every=every, feeds=(self.step, "batch")) as run:
             metrics = train(run, acts, len(self.source))
             assert_equal((metrics, jax.device_get(run.state)), self.expected)
@@ -407,9 +411,17 @@ def test_resilient_client_moves_off_islands_that_are_drained(serve, every):
     """First the one of the first stage, then that of the second, which has its copies."""
     service = serve(*[pw.Island()] * 3)
     training = CountedTraining(None, None)
-    first, second = (Drain(service, f"island{n}") for n in range(2))
-    state = training.check({3: first.start, 14: lambda: (first.end(), second.start())}, every)
-    second.end()
+    drains = [Drain(service, f"island{n}") for n in range(2)]
+
+    def act() -> None:
+        # Steps have to go on: the run takes a version at the end of one.
+        current = next((drain for drain in drains if not drain.has_ended()), None)
+        if current is not None:
+            current.go_on()
+            time.sleep(0.1)
+
+    state = training.check(act, every)
+    assert all(drain.has_ended() for drain in drains)
     assert hosts_of(state) == {0, 2}
 
 
@@ -418,14 +430,13 @@ def test_resilient_client_waits_for_drained_islands_of_its_slices(serve):
     service = serve(*[pw.Island()] * 3)
     training = CountedTraining("island0", "island1")
     drain = Drain(service, "island0")
-    returned = threading.Timer(4.0, drain.end)
-    state = training.check({3: lambda: (drain.start(), returned.start())}, 100)
-    returned.join()
-    assert hosts_of(state) == {0, 1}
+    training.check(drain.go_on, 1000)
+    wait_until(drain.has_ended)
+    assert [island.state for island in service.service.status().islands] == ["running"] * 3
 
 
 class Drain:
-    """Drain of an island in the background."""
+    """Drain of an island in the background, after which the island returns."""
 
     def __init__(self, service: ServiceInThreads, island: str) -> None:
         self._service = service.service
@@ -434,14 +445,18 @@ class Drain:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        *_, last = self._service.drain(DrainRequest(self._island, 60.0))
+        *_, last = self._service.drain(DrainRequest(self._island, 120.0))
+        # The run waits for it, if it has slices there.
+        time.sleep(0.5)
+        self._service.return_island(self._island)
         self._last.append(last)
 
-    def start(self) -> None:
-        self._thread.start()
+    def go_on(self) -> None:
+        """Begins the drain, unless it has begun."""
+        if self._thread.ident is None:
+            self._thread.start()
 
-    def end(self) -> None:
-        """Waits until the island is drained, checks that nothing was lost, and has it return."""
-        self._thread.join()
-        assert self._last == [DrainReply(True, ())]
-        self._service.return_island(self._island)
+    def has_ended(self) -> bool:
+        """Returns whether the island has returned; checks that nothing was lost."""
+        assert self._last in ([], [DrainReply(True, ())])
+        return bool(self._last)
