@@ -464,7 +464,7 @@ class Compiled(Bound):
         )
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Returns what it runs: the schedule, the slices, and the number of launches."""
+        """Returns its schedule, its slices, and the number of its launches."""
         of_loops = (op.schedule for op in ops_named(self._lowered._forms.scheduled, ["pw.loop"]))
         schedule = self._lowered.schedule or " ".join(dict.fromkeys(filter(None, of_loops)))
         launches = sum(isinstance(step, Launch) for step in self.plan.steps)

@@ -279,7 +279,7 @@ class HostsExecutable(ProgramExecutable):
         return results
 
     def _issue(self, leaves: Sequence[Array]) -> Any:
-        """Does what `execute` says; returns `CACHE_MISS` if an argument is elsewhere."""
+        """Runs the plan as `execute`; returns `CACHE_MISS` if an argument is elsewhere."""
         session = self._session
         # Another thread may donate them, too: before this call, which is an error, or after it.
         with session.pool.order:
@@ -306,7 +306,7 @@ class HostsExecutable(ProgramExecutable):
         return self.interface.out_tree.unflatten(results)
 
     def _put(self, leaves: Mapping[int, Any], *, apart: bool = False) -> dict[int, Array]:
-        """Does what `_bring` says, again where the slices have moved to another island meanwhile."""
+        """Brings arguments as `_bring`, again where the slices have moved to another island meanwhile."""
         while True:
             locations = self._locations
             try:

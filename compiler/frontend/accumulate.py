@@ -60,7 +60,7 @@ def accumulate(
         statistics or a key. `fun` then returns `(carry, results)`, like the function of `jax.lax.scan`: the
         argument for the next microbatch, or a tuple of them if more than one position is given, and the
         values to reduce.
-      schedule: the policy of this loop, by name or as a function, in place of that of
+      schedule: the policy of this loop, by name or as a function, in place of the one of
         `pw.program(schedule=...)`. Outside of a program it has no effect.
 
     Returns:

@@ -132,7 +132,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, number: str, derive
 
 def _jet(primals: Sequence[Any], series: Sequence[Any], *, number: str, derived: bool) -> tuple[Any, Any]:
     results = all_to_all_p.bind(*primals, number=number, derived=derived)
-    # The terms of one order of all blocks, and then those of all orders of one result.
+    # First the terms of one order of all blocks, then the terms of all orders of one result.
     terms = [_derived(of_order, number) for of_order in zip(*series, strict=True)]
     return results, list(map(list, zip(*terms, strict=True)))
 
@@ -145,7 +145,7 @@ def _transpose(cotangents: Sequence[Any], *blocks: Any, number: str, derived: bo
 
 def _batched(values: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[Any], list[int]]:
     size = next(v.shape[d] for v, d in zip(values, dims, strict=True) if d is not None)
-    # Behind the axis of the slices, so that a block holds what all examples send.
+    # Behind the axis of the slices, so that a block holds the rows of all examples.
     moved = [batching.bdim_at_front(v, d, size).swapaxes(0, 1) for v, d in zip(values, dims, strict=True)]
     return all_to_all_p.bind(*moved, **params), [1] * len(moved)
 

@@ -415,7 +415,7 @@ class HostStore(SnapshotStore):
     def poll(self) -> list[ResilienceEvent]:
         self._calls.receive()
         events: list[ResilienceEvent] = []
-        # What was there has moved off an island that leaves.
+        # State has moved off an island that leaves, if no program is loaded there any more.
         self._holding -= self._islands.leaving() - self._client.used
         used = self._holding | self._client.used
         if used != self._used and len(self.topology.replicas) == 1:

@@ -1,8 +1,8 @@
 """Order as data: the constraints between launches and transfers, and the proof that they can be met.
 
 The events of a program are its launches, and for each transfer a send on the slice that it leaves and a
-receipt on the slice that it goes to. A `pw.all_to_all` is an event on each of its slices, and what reads a
-result of it waits for all of them. Events constrain each other in four ways:
+receipt on the slice that it goes to. A `pw.all_to_all` is an event on each of its slices, and a reader
+of its results waits for all of them. Events constrain each other in four ways:
 
 - data: a launch or send waits for what it reads, a receipt for its send;
 - slice order: a slice runs its launches and sends in the order of their `order` attributes, and slices

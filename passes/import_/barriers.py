@@ -28,8 +28,8 @@ def split_barriers(main: ir.OpView) -> None:
 
 
 def drop_barriers(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
-    """Takes barriers from what launches and exchanges read; launches that read after one repeat what was done
-    before."""
+    """Takes barriers from the operands of launches and exchanges; launches that read after one repeat the
+    work before."""
     operations = list(body_block(main).operations)
     barriers = {op.results[0]: op for op in operations if is_barrier(op)}
     through_barrier: set[ir.Value] = set()

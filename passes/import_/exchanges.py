@@ -17,11 +17,11 @@ from pathways.passes.manager.base import fail
 
 @dataclasses.dataclass
 class BlockExchange:
-    """An exchange of blocks, whose slices are those of its blocks.
+    """An exchange of blocks, on the slices of its blocks.
 
     Attributes:
       number: the number of the exchange of the program that it stems from.
-      derived: whether differentiation made it: its slices are those of the exchange of the program.
+      derived: whether differentiation made it: then it is on the slices of the exchange of the program.
     """
 
     op: AllToAllOp
@@ -30,7 +30,7 @@ class BlockExchange:
 
 
 def make_exchanges(traced: TracedProgram) -> list[BlockExchange]:
-    """Makes an exchange of each call that is one; the slices are named once the launches are there."""
+    """Makes an exchange of each call of `pw.all_to_all`; its slices are named once launches exist."""
     exchanges: list[BlockExchange] = []
     for call in list(body_block(traced.main).operations):
         metadata = traced.metadata_of(call)
@@ -52,7 +52,7 @@ def make_exchanges(traced: TracedProgram) -> list[BlockExchange]:
 
 
 def place_exchanges(main: ir.OpView, exchanges: Sequence[BlockExchange]) -> None:
-    """Names the slices of each exchange: of a derived one those of the exchange that it stems from.
+    """Names the slices of each exchange; a derived one has the slices of the exchange of the program.
 
     A block is on the slice of the placed calls that it is computed from.
     """
@@ -85,7 +85,7 @@ def _slices_of(
     places = [known.get(value, ()) for value in exchange.op.operands]
     candidates = of_number.setdefault(exchange.number, [])
     if exchange.derived and candidates:
-        # More than one if JAX has reused the trace of a function: that of the same blocks.
+        # More than one if JAX has reused the trace of a function: then the exchange of the same blocks.
         return max(candidates, key=lambda some: sum(map(operator.contains, places, some)))
     slices = _checked(exchange.op, places)
     candidates.append(slices)

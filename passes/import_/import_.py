@@ -51,8 +51,8 @@ class Import(Pass):
        or an operand where the other branch hands that on, such as a cache: then nothing has to select.
     6. An `optimization_barrier` over many values is split into one per value, so that none ties slices
        together; forward launches that read through one are marked `recompute`.
-    7. A call that exchanges blocks becomes a `pw.all_to_all`, on the slices of its blocks; what
-       differentiation makes of it is on the same slices.
+    7. A call that exchanges blocks becomes a `pw.all_to_all`, on the slices of its blocks;
+       its derivatives are on the same slices.
     8. Arrays that the program closes over, above a size, become hidden arguments of `@main`.
 
     ```mlir

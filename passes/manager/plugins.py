@@ -35,5 +35,5 @@ def add_plugin(kind: object) -> None:
         raise PluginError("is not a pass: its input_forms must be forms of pathways.extending.FORMS")
     for option in options_of(kind).values():
         if not isinstance(option.default, bool | int | float | str):
-            raise PluginError(f"is not a pass: the default of option '{option.name}' is no text or number")
+            raise PluginError(f"is not a pass: option '{option.name}' needs a text or number as its default")
     registry.PLUGINS[name] = kind

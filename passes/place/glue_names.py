@@ -41,8 +41,8 @@ class GlueNames:
         """Returns the name for operations at some locations.
 
         Args:
-          locations: those of all operations.
-          last: that of the operation that produces the result.
+          locations: the locations of all operations.
+          last: the location of the operation that produces the result.
         """
         named = [location for location in locations if isinstance(location, ir.NameLoc)]
         scopes = _most([_scopes(location.name_str) for location in named])
@@ -95,7 +95,7 @@ def _most(paths: Sequence[_Path]) -> _Path:
 
 
 def _parts(function: str) -> list[str]:
-    """Returns the names in a qualified name, without those of lambdas and the like."""
+    """Returns the names in a qualified name; lambdas and the like have none."""
     return [_symbol(part.removesuffix("_fn")) for part in function.split(".") if not part.startswith("<")]
 
 

@@ -32,8 +32,8 @@ class InsertTransfers(Pass):
     ```
 
     Requires: no glue in `@main`; placed arguments.
-    Guarantees: what a launch, a split or a reduction reads lives on its slice, and what an exchange of blocks
-    reads on those of its blocks.
+    Guarantees: operands of launches, splits and reductions live on their slices, and each block of an
+    exchange on the slice that sends it.
     """
 
     name: ClassVar[str] = "pw-insert-transfers"

@@ -1,8 +1,8 @@
 """`@main` in terms that Shardy propagates through, and back.
 
 While Shardy runs, launches are calls, transfers between equal meshes, sums over microbatches and exchanges
-of blocks identities, splits and concatenations of microbatches those of StableHLO, and what turns pass on is
-added to what they were handed. Each carries what it stands for as an attribute.
+of blocks identities, splits and concatenations of microbatches operations of StableHLO, and values that turns
+pass on are added to the values before. Each names the replaced operation in an attribute.
 Transfers between different meshes stay; Shardy does not look through them.
 """
 

@@ -5,7 +5,7 @@ so all of them are lost. The workers that replace them are another gang.
 
 A gang is in one of eight states. `Running` accepts new steps. A gang that is to leave is `Draining`: it
 refuses new steps, and continues until no client waits for it or holds an array of it, or its time is over.
-Clients that first move elsewhere what they have there may delay that: meanwhile the gang accepts new steps.
+Clients that first move their arrays elsewhere may delay that: meanwhile the gang accepts new steps.
 Then it is `Terminating`, and the exit of its processes is no loss. After a loss or an exit it is `Restarting`
 until another gang replaces it, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a
 network that is cut, is retried after a pause, in which the gang is `Pausing`. A gang that a user has taken

@@ -193,7 +193,7 @@ class ResourceManager[S: RequestedSlice]:
             return dict(self._planned.items())
 
     def _groups(self, slices: Sequence[S]) -> list[list[S]]:
-        """Returns groups of slices, each with all that programs use together with one of it."""
+        """Returns groups of slices: slices that a program uses together are in one group."""
         left = dict.fromkeys(slices)
         groups: list[list[S]] = []
         while left:

@@ -263,7 +263,7 @@ class Service:
         return name
 
     def _limits_of(self, request: AddRequest) -> DeviceLimits | None:
-        """Returns the memory of the devices of a new island; by default that of island0.
+        """Returns the memory of the devices of a new island; by default as much as island0 has.
 
         Raises:
           ValueError: it is invalid.

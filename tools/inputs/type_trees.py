@@ -51,7 +51,7 @@ def _lines(node: _Node, indent: str) -> Iterator[tuple[str, str]]:
 
 
 def _groups(node: _Node) -> list[tuple[list[str], Any]]:
-    """Returns runs of neighbours that are equal, with what is below each."""
+    """Returns runs of neighbours that are equal, each with the entries below it."""
     groups: list[tuple[list[str], Any]] = []
     for part, below in node.items():
         if groups and groups[-1][1] == below:

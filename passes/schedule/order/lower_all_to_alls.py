@@ -89,7 +89,7 @@ class _ExchangeLowering:
         self.arguments = argument_slices(main)
 
     def lower(self, op: AllToAllOp) -> None:
-        """Gives the readers of an exchange what launches join of its blocks."""
+        """Replaces an exchange by launches and transfers, whose results its readers get."""
         transfers, slices, count = self.transfers, op.slices, len(op.slices)
         transfers.loop, transfers.microbatch = op.loop, op.microbatch
         sides = [
@@ -142,7 +142,7 @@ def _join(arguments: list[ir.Value]) -> list[ir.Value]:
 
 
 def _first_read(result: ir.Value, slice: str, sources: dict[str, str]) -> float:
-    """Returns the position of the first reader of a value on a slice; that of the return is the last one."""
+    """Returns the position of the first reader of a value on a slice; the return comes last."""
     first = math.inf
     for use in result.uses:
         reader = use.owner.opview
@@ -151,7 +151,7 @@ def _first_read(result: ir.Value, slice: str, sources: dict[str, str]) -> float:
         elif op_has(reader, Trait.ORDERED):
             place, position = _slice_of(reader, sources), reader.order
         else:
-            # What a mirror or a reduction joins is read as its result.
+            # The operands of a mirror or a reduction are read as its result.
             place = slice
             position = min((_first_read(r, slice, sources) for r in reader.results), default=math.inf)
         first = min(first, position if place == slice else math.inf)
@@ -169,7 +169,7 @@ def _number(
     sources: dict[str, str],
     first_reads: Sequence[Sequence[float]],
 ) -> None:
-    """Numbers all that is in the order of a slice, with what was added in front of exchanges.
+    """Numbers the operations of each slice, with the ones that were added in front of exchanges.
 
     Args:
       queues: the queue of each slice.

@@ -88,7 +88,7 @@ def _is_sequence(value: object) -> bool:
 
 
 def _work_of(pipeline: Pipeline, halves: bool) -> Work:
-    """Returns what an order of a pipeline consists of."""
+    """Returns the actions of an order of a pipeline."""
     kinds = ("FIW" if halves else "FB") if pipeline.backward else "F"
     stages = range(len(pipeline.slices))
     actions = [

@@ -186,7 +186,7 @@ class IslandMover:
         copied = []
         for array, where in list(self._arrays()):
             if (target := self._copy(array, where)) is not None:
-                # What reads it next, and slices by their devices, find it there.
+                # The next reader finds it there, and so does a slice by its devices.
                 array.prefer(target)
                 copied.append((array, where, target))
         return copied
@@ -210,7 +210,7 @@ class IslandMover:
             return None
 
     def _leave(self) -> None:
-        """Moves what is still there until nothing is, and reports it.
+        """Moves the rest until the island has nothing of this client, and reports it.
 
         Raises:
           HostError: an array cannot be moved.
@@ -235,7 +235,7 @@ class IslandMover:
                     has_reported = True
                     session.note_moved(gang.life.key, self._why)
             elif has_reported:
-                # Its training has another version of what is left.
+                # Training has a version of the rest elsewhere.
                 session.close_island(gang.life.key, self._why)
                 break
             time.sleep(pause)
@@ -319,7 +319,7 @@ class ArrayTargets:
         ids = where.placement.devices
         old = ids if ids in self._moves else next((o for o in self._moves if {*ids} <= {*o}), None)
         if old is None:
-            # Of a slice that does not exist any more: its place is as that of a new one.
+            # Its slice does not exist any more: a new one gets the devices.
             slice = make_virtual_device_set().add_slice(len(ids), "device")
             binding = self._slices.bind([slice], "moved arrays")[slice]
             new = dict(zip(ids, binding.devices, strict=True))

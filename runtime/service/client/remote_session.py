@@ -221,11 +221,11 @@ class RemoteSession(HostSession):
         return self._slices
 
     def on_drain(self, move: Callable[[IslandDrainingNotice], object]) -> None:
-        """Sets what is called where an island will leave, which must not block."""
+        """Sets the function that is called where an island will leave; it must not block."""
         self._listener.move = move
 
     def is_leave_delayed(self, workers: HostGang) -> bool:
-        """Returns whether training goes on until it has a version of what it has on an island."""
+        """Returns whether training delays the leaving of an island, until its state has a version."""
         return workers.life.key in self._delayed
 
     def note_moved(self, key: GangKey, why: Failure) -> None:
@@ -234,12 +234,12 @@ class RemoteSession(HostSession):
         self._loop.wake()
 
     def close_island(self, key: GangKey, why: Failure) -> None:
-        """Refuses what this client requests of an island from now on."""
+        """Refuses all requests of this client to an island from now on."""
         self._core.handle(GangLeaving(key, why))
         self._loop.wake()
 
     def report_move(self, report: MoveReport) -> None:
-        """Reports to the service what has moved off an island."""
+        """Reports the progress of a move off an island to the service."""
         with contextlib.suppress(HostError):
             # In the order of steps: none for the island follows the last report.
             self._send_to_service("steps", report)

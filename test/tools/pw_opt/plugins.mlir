@@ -48,7 +48,7 @@ module @plugged attributes {pw.form = "placed"} {
 // RUN: not pw-opt %s --load-pass-plugin %S/Inputs/plugins.py:Formless 2>&1 | filecheck %s --check-prefix=FORMLESS
 // FORMLESS: plugins.py:Formless' is not a pass: its input_forms must be forms of pathways.extending.FORMS
 // RUN: not pw-opt %s --load-pass-plugin %S/Inputs/plugins.py:Listed 2>&1 | filecheck %s --check-prefix=LISTED
-// LISTED: plugins.py:Listed' is not a pass: the default of option 'words' is no text or number
+// LISTED: plugins.py:Listed' is not a pass: option 'words' needs a text or number as its default
 // RUN: not pw-opt %s --load-pass-plugin %S/Inputs/plugins.py:Bare 2>&1 | filecheck %s --check-prefix=BARE
 // BARE: plugins.py:Bare' is not a pass: it needs @dataclasses.dataclass(frozen=True) and a method 'run'
 // RUN: not pw-opt %s --load-pass-plugin %S/Inputs/plugins.py:RemarkWord --demo-remerk 2>&1 | filecheck %s --check-prefix=NEAR

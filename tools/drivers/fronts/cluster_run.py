@@ -77,7 +77,7 @@ def _bind(session: RemoteSession, islands: Sequence[int]) -> list[VirtualSlice]:
 
 
 def _numbers(session: RemoteSession, names: Sequence[str] | None) -> list[int]:
-    """Returns the numbers of islands by their names; without these of all that are not drained."""
+    """Returns the numbers of islands by their names; by default of all islands that are not drained."""
     # After a reply, the losses are known that the service reported before it.
     session.status()
     islands = session.current_cluster().islands
