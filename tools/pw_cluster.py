@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -205,10 +206,10 @@ def make_parser() -> FlagParser:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds <= _MAX_GRACE:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 to {_MAX_GRACE:g} seconds")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= _MAX_GRACE:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text}: expected 0 to {_MAX_GRACE:g} seconds")
 
 
 if __name__ == "__main__":

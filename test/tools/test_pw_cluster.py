@@ -494,6 +494,7 @@ def test_pw_cluster_follows_logs_until_the_end(folder, capfd):
         (["add", "lab"], "pw-cluster add: expected --hosts"),
         (["add", "lab", "--hosts", "0"], "argument --hosts: must be at least 1, got 0"),
         (["add", "lab", "--hosts", "1", "--pool", "4"], "'4': expected a number of bytes with a unit, as in"),
+        (["drain", "lab", "island0", "--grace", "abc"], "argument --grace: abc: expected 0 to 1e+06 seconds"),
         (["add", "lab", "--hosts", "99999"], "hosts = 99999: expected a number of hosts, or names"),
     ],
 )
