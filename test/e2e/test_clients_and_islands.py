@@ -23,6 +23,7 @@ from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.hosts.protocol.frames import encode
 from pathways.runtime.hosts.protocol.messages import Message
 from pathways.runtime.resources.status import ClientStatus, IslandStatus, SliceStatus
+from pathways.runtime.service.protocol.service_messages import MoveReport
 
 pytestmark = pytest.mark.hosts
 
@@ -118,6 +119,19 @@ def test_a_loss_shows_and_counts(
     assert second.hosts[0].pid != before.pid
     assert second.hosts[0].since > before.since
     wait_until(lambda: [island.state for island in pw.cluster().islands] == ["running"] * 2)
+
+
+def test_a_report_about_no_island_disconnects_its_client_alone(
+    service: ServiceInThreads, ann: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    bob = service.attach("bob")
+    wait_until(lambda: clients(service).keys() == {"ann", "bob"})
+    with caplog.at_level(logging.INFO, "pathways"):
+        service_connection(bob).send_frames(encode(MoveReport(7, 0)))
+        wait_until(lambda: clients(service).keys() == {"ann"})
+    (text,) = [record.getMessage() for record in caplog.records if "bob" in record.getMessage()]
+    assert text == "client 'bob' disconnected: island 7 does not exist"
+    bob.close()
 
 
 class _WrongOrigin(Message, frozen=True, tag="ClientOrigin"):

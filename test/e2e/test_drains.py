@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import host_functions
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -344,3 +345,33 @@ def test_what_does_not_fit_elsewhere_stays_where_it_is(tmp_path: Path) -> None:
             np.testing.assert_array_equal(add(array), np.full(7 << 16, 4.0, np.float32))
     finally:
         service.close()
+
+
+def test_replicas_move_to_an_island_of_their_own(service: ServiceInThreads, ann: None) -> None:
+    """Losses and weights are bit for bit those of a run that stays where it is."""
+    slice = pw.make_virtual_device_set(replicas=2).add_slice((2,), ("x",))
+    layer = pw.jit(lambda w, x: jnp.tanh(x @ w), devices=slice)
+    gradients = pw.accumulate(jax.value_and_grad(lambda w, x: jnp.mean(layer(w, x) ** 2)), 4)
+
+    def update(w, x):
+        loss, gradient = gradients(w, x)
+        return w - 0.1 * gradient, loss
+
+    step = pw.program(update, donate_argnums=0)
+    x = np.linspace(0, 1, 16 * 8, dtype=np.float32).reshape(16, 8)
+
+    def train(after: Callable[[int], None]) -> tuple[list[float], np.ndarray]:
+        w, losses = np.eye(8, dtype=np.float32), []
+        for number in range(20):
+            w, loss = step(w, x)
+            losses.append(float(loss))
+            after(number)
+        places.append(w.hosts)
+        return losses, np.asarray(w)
+
+    places: list[tuple[int, ...]] = []
+    losses, weights = train(lambda number: None)
+    moved_losses, moved_weights = train(lambda number: drain(service, "island0") if number == 9 else None)
+    assert places == [(0, 1), (1, 2)]
+    assert moved_losses == losses
+    np.testing.assert_array_equal(moved_weights, weights)
