@@ -19,7 +19,7 @@ ARRAYS, SIDE = 16, 1024
 
 def main() -> None:
     place, token, name = sys.argv[1:]
-    pw.connect(attach=place, token=token, client=name)
+    pw.connect(place, token=token, client=name)
     slice = pw.make_virtual_device_set().add_slice((1,), ("x",))
     update = pw.jit(lambda state: jax.tree.map(lambda w: w * 0.5 + 1, state), devices=slice)
     step = pw.program(lambda state: update(state), donate_argnums=0)

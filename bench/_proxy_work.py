@@ -314,7 +314,7 @@ def flood() -> dict[str, float]:
 def attached_steps() -> dict[str, float]:
     """Measures the microseconds of a waited step of `pw` on the second island of a service."""
     pw = importlib.import_module("pathways")
-    pw.connect(attach="lab")
+    pw.connect("lab")
     devices = pw.make_virtual_device_set()
     _, second = (devices.add_slice(shape=(1,), axis_names=("x",)) for _ in range(2))
     step = pw.jit(lambda x: x + 1, devices=second)

@@ -36,7 +36,7 @@ _DESCRIPTION = """\
   pw-cluster down lab                          end it, with its workers and clients
   pw-cluster logs lab [--follow]               what its service and its workers have written
 
-Programs use it by pathways.connect(attach="lab", client="ann"). The name of a cluster is that of the file
+Programs use it by pathways.connect("lab", client="ann"). The name of a cluster is that of the file
 unless it is given. In place of a name, all but up and logs take an address and a port, as in 10.0.0.5:7070,
 with --token. With the token of a client, its holder may attach under its name, see the status and end itself;
 all else needs the token of the cluster. Folders of clusters are in $PW_CLUSTERS, by default

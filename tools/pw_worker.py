@@ -18,9 +18,9 @@ _DESCRIPTION = """\
   pw-worker --ready [--hosts N]                     exit code 1 if fewer workers are ready on this machine
   pw-worker --drain SECONDS                         send SIGTERM to all of them, wait for their exits
 
-The controller calls pathways.connect("join", hosts=..., bind="10.0.0.5", secret_file="F", options=...), with
-7000 the first of its ports. It may start later. When the worker is lost, this command also runs its
-replacement. SIGTERM is forwarded, so that the island leaves. It exits with the controller, or when the
+The controller calls pathways.connect(pathways.Join(secret_file="F", bind="10.0.0.5", ports=(7000, 7099)),
+hosts=N): machines join at the first port. It may start later. When the worker is lost, this command also runs
+its replacement. SIGTERM is forwarded, so that the island leaves. It exits with the controller, or when the
 controller cannot be reached for --wait seconds.
 
 Workers with PW_READY_DIR in their environment have a file in that folder while they are ready: --ready and

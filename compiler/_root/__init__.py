@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         ServiceLostError,
     )
     from pathways.runtime.hosts.client.array import Array
+    from pathways.runtime.hosts.launch.launcher_records import Join, Ray, Slurm, Ssh
     from pathways.runtime.hosts.launch.options import HostOptions
     from pathways.runtime.hosts.launch.settings import Island
     from pathways.runtime.local.devices import release
@@ -96,6 +97,7 @@ __all__ = [
     "HostOptions",
     "HostStartError",
     "Island",
+    "Join",
     "Links",
     "LoadedProgram",
     "Lowered",
@@ -104,8 +106,11 @@ __all__ = [
     "Program",
     "ProgramError",
     "ProgramFailedError",
+    "Ray",
     "ResourceError",
     "ServiceLostError",
+    "Slurm",
+    "Ssh",
     "VirtualDeviceSet",
     "VirtualSlice",
     "__version__",
@@ -148,14 +153,18 @@ _MODULES = {
     "PathwaysError": "dialect.errors",
     "ProgramFailedError": "runtime.control.records.errors",
     "Island": "runtime.hosts.launch.settings",
+    "Join": "runtime.hosts.launch.launcher_records",
     "Links": "compiler.links",
     "LoadedProgram": "compiler.loaded",
     "Lowered": "compiler.stages",
     "PathwaysWarning": "compiler.frontend.user_code",
     "Program": "compiler.program",
     "ProgramError": "compiler.lower.phases",
+    "Ray": "runtime.hosts.launch.launcher_records",
     "ResourceError": "runtime.resources.manager",
     "ServiceLostError": "runtime.control.records.errors",
+    "Slurm": "runtime.hosts.launch.launcher_records",
+    "Ssh": "runtime.hosts.launch.launcher_records",
     "VirtualDeviceSet": "runtime.resources.virtual",
     "VirtualSlice": "runtime.resources.virtual",
     "__version__": "dialect.version",

@@ -6,6 +6,6 @@
 #SBATCH --time=01:00:00
 set -euo pipefail
 
-# train.py says pw.connect("slurm"), which has srun start a worker on each node, this one among them.
+# train.py says pw.connect(pw.Slurm()), which has srun start a worker on each node, this one among them.
 # Slurm ends what is left when the job ends.
 python train.py

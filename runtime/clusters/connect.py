@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Never
 
+from pathways.runtime.clusters.connect_keywords import keyword_error, kind_of
 from pathways.runtime.clusters.starter_choice import starter_of
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.client.local_session import LocalSession
 from pathways.runtime.hosts.cluster.worker_cluster import WorkerCluster
 from pathways.runtime.hosts.launch.launcher_choice import settings_of, start_description
-from pathways.runtime.hosts.launch.options import HostOptions, keyword_error
+from pathways.runtime.hosts.launch.launcher_records import LauncherRecord
+from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.local import devices, stalls
 from pathways.runtime.resources.cluster import Cluster
@@ -40,54 +42,48 @@ before_end: list[Callable[[], None]] = []
 
 @boundary
 def connect(
-    launcher: str | None = None,
+    where: str | LauncherRecord | None = None,
     /,
     *,
-    hosts: int | Sequence[str] | None = None,
-    devices_per_host: int = 1,
+    hosts: int | None = None,
+    devices_per_host: int | None = None,
     islands: int | Sequence[Island] | None = None,
-    address: str | None = None,
-    bind: str | None = None,
-    start: str | None = None,
-    python: str | None = None,
-    secret_file: str | None = None,
     cpu_devices: int | None = None,
     platform: str | None = None,
     device_memory: int | None = None,
     options: HostOptions | None = None,
-    attach: str | None = None,
     client: str | None = None,
     token: str | os.PathLike[str] | None = None,
     **unknown: Never,
 ) -> Cluster:
     """Chooses the devices that programs use, and returns them.
 
+        pw.connect(cpu_devices=8)                             devices of this process
+        pw.connect(hosts=4)                                   workers on this machine
+        pw.connect(pw.Ssh(["a", "b"], bind="10.0.0.5"))       workers on others: also Slurm, Ray, Join
+        pw.connect("lab")                                     a service that others share
+        pw.connect("10.0.0.5:7070", token="ann.token")        a service elsewhere
+
+    Each takes other keywords:
+
+    | devices | keywords |
+    |---|---|
+    | of this process | `cpu_devices`, `islands` as a number, `platform`, `device_memory`, `options` |
+    | of workers | `hosts` and `devices_per_host`, or `islands` as a list; `platform`, `options` |
+    | of a service | `client`, `token` |
+
     Requesting the devices that are in use already changes nothing.
 
     Args:
-      launcher: `"ray"` lets Ray start the workers of `islands`, on the machines of its cluster; it needs the
-        extra `pathways-mlir[ray]`. `"slurm"` starts with `srun` one on each node of the allocation that this
-        process runs in, each an island, or those of `islands`. `"join"` waits for as many
-        `pw-worker --join` as there are hosts, at the first of `ports`. By default this process starts them on
-        its own machine.
-      hosts: the number of worker processes to start on this machine, each with its own JAX, and each an
-        island. They exit with this process, or when it connects to other devices, or at `disconnect`. Or the
-        names of machines, as in `["a", "b"]`: `start` starts a worker on each; they have to reach `bind`.
-      devices_per_host: the number of CPU devices of each worker.
+      where: the launcher that starts workers: `Ssh`, `Slurm`, `Ray` or `Join`; see there for what each takes.
+        Or the service to attach to as a client, which shares its islands with other clients and was started
+        with `pw-cluster up`: the name of its cluster, or its address. By default this process starts workers
+        on its own machine, or uses its own devices.
+      hosts: the number of workers to start, each with its own JAX, and each an island. They exit with this
+        process, or when it connects to other devices, or at `disconnect`.
+      devices_per_host: the number of CPU devices of each worker, 1 by default.
       islands: a list of `Island`s whose workers to start; or the number of equal consecutive islands into
         which to divide the devices of this process, one by default.
-      address: the address of the Ray cluster to join, as in `10.0.0.5:6379`; `auto` for the one of this
-        machine. By default Ray starts one of its own here, which ends with this process.
-      bind: the IPv4 address on which this process listens for workers, which connect over TCP and listen at
-        the address from which they reach it. By default a socket in a folder that only this user may enter;
-        with Ray 127.0.0.1, with Slurm that of this node.
-      start: the command that starts a worker on a named machine, `"ssh {host} {command}"` by default. It is
-        split as by a shell, but run without one: `{host}` is replaced by the name, and the word `{command}`
-        by the words that run a worker. It has the environment of this process. Its standard input receives
-        the configuration of the worker, with the secret of the cluster. It must not exit before the worker.
-      python: the Python of workers on named machines; by default the path of that of this process.
-      secret_file: with `"join"` a file with random bytes that only this user may read; joining machines need
-        a copy.
       cpu_devices: the number of CPU devices of this process to use. JAX creates as many if it has not started
         yet.
       platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given or on
@@ -96,11 +92,8 @@ def connect(
         that needs more is rejected when it is compiled. By default the limit that JAX reports (`bytes_limit`
         of `jax.Device.memory_stats()`); it reports none for CPU devices, which together have the memory of
         their machine, or the limit of its cgroup.
-      options: the timeouts and ports of workers, see `HostOptions`; its `stall_report` is for the devices of
-        this process, too.
-      attach: the service to attach to as a client, which shares its islands with other clients and was
-        started with `pw-cluster up`: the name of its cluster, as in `"lab"`, or its address, as in
-        `"10.0.0.5:7070"`.
+      options: the timeouts of workers, see `HostOptions`; its `stall_report` is for the devices of this
+        process, too.
       client: the name of this process at the service; by default that of the token of a client, or the name
         of the user and the process id. A name belongs to one client at a time; its share may be set in the
         file of the cluster.
@@ -109,59 +102,50 @@ def connect(
       unknown: any other keyword, which is an error.
 
     Raises:
-      TypeError: there is no such keyword, or `options` has another type.
-      ValueError: a number below one, islands that would not be equal, or settings of this process together
-        with hosts.
+      TypeError: there is no such keyword, or an argument has another type.
+      ValueError: a number below one, islands that would not be equal, or keywords that do not go together.
       RuntimeError: there are fewer CPU devices than requested, and JAX has already started; or slices are
         bound to devices of the present cluster.
       ResourceError: JAX has no devices of the platform here, or of the one that JAX_PLATFORMS names.
-      HostError: a worker does not start.
+      HostError: a worker does not start, or the service does not admit this process.
     """
     for name in unknown:
         raise keyword_error(name, unknown[name], inspect.signature(connect).parameters)
     if not isinstance(options, HostOptions | None):
         raise TypeError(f"options={options!r}: expected pathways.HostOptions(...)")
+    keywords = {
+        "hosts": hosts,
+        "devices_per_host": devices_per_host,
+        "islands": islands,
+        "cpu_devices": cpu_devices,
+        "platform": platform,
+        "device_memory": device_memory,
+        "options": options,
+        "client": client,
+        "token": token,
+    }
+    kind = kind_of(where, keywords)
     with _lock:
-        if attach is not None:
-            # The file of the cluster has all other settings.
-            of_workers = (launcher, hosts, islands, address, bind, start, python, secret_file)
-            of_devices = (cpu_devices, platform, device_memory, options)
-            if any(each is not None for each in (*of_workers, *of_devices)) or devices_per_host != 1:
-                raise ValueError("connect: with attach= only client= and token= can be given")
-            return _connect(attachment_of(attach, client, token))
-        if client is not None or token is not None:
-            raise ValueError("connect: client= and token= need attach=")
-        options = options or HostOptions()
-        is_local = launcher is None and hosts is None and address is None
-        if is_local and (islands is None or isinstance(islands, int)):
-            found = devices.connect(
-                cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
+        if isinstance(where, str):
+            return _connect(attachment_of(where, client, token))
+        if kind == "workers":
+            return _connect(
+                settings_of(
+                    where,
+                    hosts=hosts,
+                    devices_per_host=devices_per_host,
+                    islands=islands,
+                    platform=platform,
+                    options=options,
+                )
             )
-            _close()
-            stalls.monitor.configure(options.stall_report)
-            return found
-        if any(setting is not None for setting in (cpu_devices, device_memory)) or (
-            hosts is not None and islands is not None
-        ):
-            raise ValueError(
-                "connect: cpu_devices, device_memory and islands=2 are for the devices of this "
-                "process; with hosts= give devices_per_host=, or islands=[pathways.Island(...)] alone"
-            )
-        return _connect(
-            settings_of(
-                launcher,
-                hosts=hosts,
-                devices_per_host=devices_per_host,
-                islands=islands,
-                address=address,
-                bind=bind,
-                start=start,
-                python=python,
-                secret_file=secret_file,
-                platform=platform,
-                options=options,
-            )
+        assert not isinstance(islands, Sequence)
+        found = devices.connect(
+            cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
         )
+        _close()
+        stalls.monitor.configure((options or HostOptions()).stall_report)
+        return found
 
 
 @boundary

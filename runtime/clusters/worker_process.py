@@ -175,7 +175,7 @@ def _devices(config: WorkerConfig, address: str, watch: Connection[Any]) -> Clus
             port = stack.enter_context(claimed_port(address, config.ports))
             watch.send(m.Coordinator(f"{address}:{port}"))
         join = watch.receive()
-        if not isinstance(join, m.Join):
+        if not isinstance(join, m.JoinCoordinator):
             refuse(join)
         distributed.join(
             join.address,

@@ -12,18 +12,20 @@ from msgspec import Meta
 
 from pathways.dialect.plain_data import PlainDataError, decode_text, read_record, shown
 from pathways.runtime.hosts.launch.launcher_choice import settings_of
+from pathways.runtime.hosts.launch.launcher_records import machines_of, record_of
 from pathways.runtime.hosts.launch.options import HostOptions, Spares
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.resources.tables import bytes_of
 from pathways.runtime.service.protocol.admin import MAX_COUNT, Count, Priority, Weight
 from pathways.runtime.service.protocol.folders import address_of, check_name
 from pathways.runtime.service.sharing.memory import DeviceLimits
-from pathways.runtime.service.sharing.rules import ANY, ClientRules, Policy, SharingRules
+from pathways.runtime.service.sharing.rules import ANY, ClientRules, Sharing, SharingRules
 
 _NEVER = ("stall_report", "step_deadline")
 """Options that are None for never; TOML has no null, so the file has false instead."""
 
 _HINTS = {
+    "policy": "sharing is the order in which clients share the islands",
     "cpu_devices": "devices_per_host is the number of CPU devices of each host",
     "token_file": "token is the path of the token of clients",
     "secret": "secret_file is the path of the secret of hosts that join",
@@ -34,6 +36,7 @@ _Bytes = Annotated[
     Annotated[int, Meta(ge=1)] | Annotated[str, Meta(min_length=1)],
     Meta(description="a number of bytes, as in '16 GiB'"),
 ]
+_Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
 _Limit = Annotated[float, Meta(gt=0, lt=1e12, description="seconds above 0")]
 _Text = Annotated[str, Meta(min_length=1, description="a text")]
 _Machines = Annotated[
@@ -78,7 +81,9 @@ class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields
     secret_file: _Text | None = None
     token: _Text | None = None
     listen: _Text | None = None
-    policy: Policy = "fair"
+    sharing: Sharing = "fair"
+    ports: Annotated[tuple[_Port, _Port], Meta(description="a first and a last port")] | None = None
+    advertise: Annotated[str, Meta(min_length=1, description="an address")] | None = None
     ageing: Annotated[float, Meta(gt=0, le=1e6, description="seconds above 0")] = 1.0
     max_clients: Count | None = None
     metrics: Annotated[_MetricsTable, Meta(description="a table [metrics]")] | None = None
@@ -148,17 +153,24 @@ def _configuration(file: _ClusterFile, folder: Path) -> Configuration:
             raise ConfigurationError(f"clients: {error}") from None
     islands = _islands(file)
     _check_together(file)
-    settings = settings_of(
+    launcher = record_of(
         file.launcher,
-        hosts=file.hosts,
+        _has_names(file),
+        {
+            "bind": file.bind,
+            "advertise": file.advertise,
+            "ports": file.ports,
+            "address": file.address,
+            "start": file.start,
+            "python": file.python,
+            "secret_file": None if file.secret_file is None else str(folder / file.secret_file),
+        },
+    )
+    settings = settings_of(
+        launcher,
         islands=islands,
-        devices_per_host=file.devices_per_host or 1,
-        address=file.address,
-        bind=file.bind,
-        start=file.start,
-        python=file.python,
+        devices_per_host=file.devices_per_host if islands is None else None,
         platform=file.platform,
-        secret_file=None if file.secret_file is None else str(folder / file.secret_file),
         options=HostOptions(**{name: getattr(file, name) for name in HostOptions.__struct_fields__}),
     )
     return Configuration(
@@ -185,7 +197,7 @@ def _rules(file: _ClusterFile) -> SharingRules:
     quotas = [name for name, rules in clients.items() if rules.memory is not None]
     if quotas and not any(limits):
         raise ConfigurationError(f"clients.{quotas[0]}.memory: expected device_memory in [[islands]]")
-    rules = SharingRules(file.policy, file.ageing, clients, file.max_clients, limits)
+    rules = SharingRules(file.sharing, file.ageing, clients, file.max_clients, limits)
     try:
         memory = rules.memory(len(limits))
         if rules.default.memory is not None and rules.max_clients is None:
@@ -227,12 +239,23 @@ def _bytes(key: str, value: int | str | None) -> int | None:
         raise ConfigurationError(f"{key}: {error}") from None
 
 
+def _has_names(file: _ClusterFile) -> bool:
+    """Returns whether hosts have the names of machines."""
+    hosts = [file.hosts, *(table.hosts for table in file.islands or ())]
+    return any(isinstance(each, list) for each in hosts)
+
+
 def _islands(file: _ClusterFile) -> list[Island] | None:
-    if file.islands is None:
+    if file.islands is None and file.hosts is None:
         return None
+    each = file.devices_per_host or 1
+    if isinstance(file.hosts, int):
+        return [Island(1, each)] * file.hosts
+    if file.hosts is not None:
+        return [Island([machine], each) for machine in machines_of(file.hosts)]
     islands: list[Island] = []
     joined: dict[str, int] = {}
-    for n, table in enumerate(file.islands):
+    for n, table in enumerate(file.islands or ()):
         try:
             island = Island(table.hosts, table.devices_per_host, table.cores, table.spares)
             for _ in range(table.count):
@@ -291,6 +314,8 @@ def _check_together(file: _ClusterFile) -> None:
         )
     if (launcher == "join") != (file.secret_file is not None):
         raise ConfigurationError("secret_file: it is required by launcher = 'join', and only allowed with it")
+    if launcher is None and file.bind is None and _has_names(file):
+        raise ConfigurationError("bind: expected the address of this machine that workers on others reach")
     if launcher == "join" and (file.bind is None or file.ports is None):
         raise ConfigurationError(
             "launcher: with 'join' expected bind and ports; hosts that join connect to the first of these"

@@ -27,6 +27,7 @@ from pathways.dialect.errors import PathwaysError
 from pathways.runtime.control.records.errors import HostError, HostStartError
 from pathways.runtime.hosts.launch.join_launcher import secret_of
 from pathways.runtime.hosts.launch.launcher_choice import start_description
+from pathways.runtime.hosts.launch.launcher_records import Join
 from pathways.runtime.hosts.launch.settings import Settings
 from pathways.runtime.hosts.launch.sockets import Address
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
@@ -209,9 +210,9 @@ def _run(
     caller: _Caller,
 ) -> None:
     tokens = ClientTokens(folder.secret(configuration.token), folder.revoked)
-    if (file := configuration.settings.secret_file) is not None:
+    if isinstance(launcher := configuration.settings.launcher, Join):
         # Before the address to join is announced.
-        secret_of(file)
+        secret_of(launcher.secret_file)
     # Bound before workers start, so that an address in use is reported at once; clients cannot connect until
     # `listen`, when all are ready.
     with contextlib.ExitStack() as stack:
@@ -246,10 +247,10 @@ def snapshot_of(cluster: str, service: SharedService) -> Snapshot | None:
 def _ready_message(configuration: Configuration, folder: ClusterFolder, address: Address) -> str:
     islands, hosts = len(configuration.settings.islands), configuration.settings.hosts
     page = "" if configuration.metrics is None else "; page http://{}:{}/".format(*configuration.metrics)
-    remote = "" if isinstance(address, str) else f', or attach="{shown(address)}", token=PATH elsewhere'
+    remote = "" if isinstance(address, str) else f', or connect("{shown(address)}", token=PATH) elsewhere'
     return (
         f"{folder} is up: {islands} islands, {hosts} hosts, process {os.getpid()}; "
-        f'pathways.connect(attach="{folder.name}"){remote}{page}'
+        f'pathways.connect("{folder.name}"){remote}{page}'
     )
 
 

@@ -165,7 +165,7 @@ def service(folder: str) -> None:
     subprocess.run([*command, "up", str(file)], check=True)
     try:
         for client in ("ann", "bo"):
-            pw.connect(attach="gpu", client=client)
+            pw.connect("gpu", client=client)
             step = program_of(layers(overlap=False))
             agree(train(step, 10, jax.tree.map(np.asarray, data()[0])), trained(10), steps=10)
             pw.disconnect()

@@ -27,7 +27,7 @@ import sys
 import numpy as np
 import pathways as pw
 
-pw.connect(attach="lab", client="bo")
+pw.connect("lab", client="bo")
 slice = pw.make_virtual_device_set().add_slice((1,), axis_names=("x",), island="island0")
 add = pw.jit(lambda x: x + 1, devices=slice)
 x = np.zeros(2, np.float32)
@@ -77,7 +77,7 @@ def loop(x: jax.Array) -> jax.Array:
 
 def test_step_limit_ends_loops_and_other_clients_compute_on(lab, bo, capfd):
     """The program that has ended its island twice is not run there again; others of its client are."""
-    pw.connect(attach="lab", client="ann")
+    pw.connect("lab", client="ann")
     slice = pw.make_virtual_device_set().add_slice((1,), axis_names=("x",), island="island0")
     forever, double = pw.jit(loop, devices=slice), pw.jit(lambda x: x * 2, devices=slice)
     # The neighbour has run on the workers that are lost, or it would not see the loss.
@@ -134,7 +134,7 @@ def test_step_limit_ends_steps_of_unmodified_programs(lab):
 
 def test_program_that_crashes_its_worker_twice_is_refused(lab, capfd):
     """A loss by SIGKILL between the crashes is not charged."""
-    pw.connect(attach="lab", client="eve")
+    pw.connect("lab", client="eve")
     slice = pw.make_virtual_device_set().add_slice((1,), axis_names=("x",), island="island0")
     forever = pw.jit(loop, devices=slice)
     x = np.ones(2, np.float32)

@@ -216,7 +216,7 @@ def test_checkpoint_on_hosts_refuses_another_mount(tmp_path):
         f'{folder} "$@"; fi\n'
         'exec "$@"\n'
     )
-    pw.connect(hosts=["one", "two"], bind="127.0.0.1", start=f"sh {start} {{host}} {{command}}")
+    pw.connect(pw.Ssh(["one", "two"], bind="127.0.0.1", start=f"sh {start} {{host}} {{command}}"))
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
     f, g = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)

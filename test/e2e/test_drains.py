@@ -260,7 +260,7 @@ STOPPED = textwrap.dedent("""
     import pathways as pw
 
     place, token = sys.argv[1:]
-    pw.connect(attach=place, token=token, client="stopped")
+    pw.connect(place, token=token, client="stopped")
     add = pw.jit(lambda x: x + 1, devices=pw.make_virtual_device_set().add_slice((2,), ("x",), name="front"))
     step = pw.program(lambda x: add(x))
     array = step(np.ones(4, np.float32))

@@ -33,7 +33,7 @@ PROGRAM = textwrap.dedent("""
     import pathways as pw
 
     place, token, client, stop, may_fail = sys.argv[1:]
-    pw.connect(attach=place, token=token, client=client)
+    pw.connect(place, token=token, client=client)
     devices = pw.make_virtual_device_set()
     slices = [devices.add_slice((2,), ("x",)) for _ in range(2)]
     first, second = (

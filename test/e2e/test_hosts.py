@@ -17,7 +17,7 @@ import pytest
 from check import assert_close, assert_equal
 from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
-from on_hosts import W, X, back, front, refused, training
+from on_hosts import W, X, back, front, over_tcp, refused, training
 
 import pathways as pw
 from pathways.runtime.clusters.connect import controller
@@ -433,7 +433,7 @@ def test_hosts_run_a_bundle_of_sub_programs_with_closed_over_arrays(devices, tmp
 def test_hosts_use_tcp_on_a_range_of_ports(devices):
     """Hosts use it as between machines: all listen on the user's address, and on ports of the range."""
     ports = range(20300, 20400)
-    pw.connect(hosts=2, bind="127.0.0.1", options=pw.HostOptions(ports=(ports[0], ports[-1])))
+    pw.connect(over_tcp(2, (ports[0], ports[-1])))
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     large = np.zeros(1 << 20, np.float32)
     assert_equal(pw.program(lambda x: b(a(x)))(large), large + 2)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from check import assert_equal
 from jax.sharding import PartitionSpec as P
-from on_hosts import back, front, refused
+from on_hosts import back, front, over_tcp, refused
 
 import pathways as pw
 from pathways.runtime.clusters.connect import controller
@@ -84,8 +84,7 @@ def test_hosts_that_replace_lost_ones_load_programs_that_are_not_lowered_again(d
 
 def test_hosts_lost_leave_their_port_to_new_ones(devices):
     """The range has ports for two: a new worker listens where a lost one did, and is not mistaken for it."""
-    options = pw.HostOptions(ports=(20600, 20604))
-    pw.connect(hosts=2, bind="127.0.0.1", options=options)
+    pw.connect(over_tcp(2, (20600, 20604)))
     slices = [devices.add_slice((1,), ("x",)) for _ in range(2)]
     a, b = (pw.jit(lambda x: x + 1, devices=slice) for slice in slices)
     program = pw.program(lambda x: b(a(x)))
@@ -99,7 +98,7 @@ def test_hosts_lost_leave_their_port_to_new_ones(devices):
 
 def test_hosts_refuse_programs_on_a_shared_port(devices):
     """The worker's arrays could reach the other process: no program is loaded that exchanges arrays there."""
-    pw.connect(hosts=2, bind="127.0.0.1", options=pw.HostOptions(ports=(20605, 20609)))
+    pw.connect(over_tcp(2, (20605, 20609)))
     a, b = (pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), ("x",))) for _ in range(2))
     address, port = controller().hosts[0].ready.data_address.split(":")
     with socket.socket() as other:

@@ -37,8 +37,8 @@ def test_joining_workers_become_hosts(secret: Path):
     ]
     try:
         run(f"""
-options = pw.HostOptions(ports=(20500, 20599), heartbeat=5)
-pw.connect("join", hosts=2, bind="127.0.0.1", options=options, secret_file="{secret}")
+join = pw.Join(secret_file="{secret}", bind="127.0.0.1", ports=(20500, 20599))
+pw.connect(join, hosts=2, options=pw.HostOptions(heartbeat=5))
 f, g = (pw.jit(lambda x: x + 1, devices=devices.add_slice(1, "x", island=f"island{{k}}")) for k in range(2))
 program = pw.program(lambda x: g(f(x)))
 x = np.arange(4, dtype=np.float32)
@@ -89,9 +89,9 @@ def test_joining_refuses_a_secret_readable_by_others(own_workers, secret: Path):
     assert secret_of(str(secret)) == b"0123456789abcdef0123456789abcdef"
     secret.chmod(0o640)
     message = rf"secret_file='{secret}' can be read by others \(mode 0640\): chmod 600"
-    settings = {"hosts": 1, "bind": "127.0.0.1", "options": pw.HostOptions(ports=(20500, 20599))}
+    join = pw.Join(secret_file=str(secret), bind="127.0.0.1", ports=(20500, 20599))
     with pytest.raises(ValueError, match=message):
-        pw.connect("join", secret_file=str(secret), **settings)
+        pw.connect(join, hosts=1)
     done = subprocess.run(
         [*JOIN, "--join", "127.0.0.1:1", "--secret-file", str(secret)],
         capture_output=True,
@@ -103,18 +103,20 @@ def test_joining_refuses_a_secret_readable_by_others(own_workers, secret: Path):
     secret.chmod(0o600)
     secret.write_text("short")
     with pytest.raises(ValueError, match="has 5 bytes; expected at least 16 random ones"):
-        pw.connect("join", secret_file=str(secret), **settings)
+        pw.connect(join, hosts=1)
 
 
 @pytest.mark.quick
 @pytest.mark.process
 def test_joining_reports_wrong_workers(secret: Path):
-    with pytest.raises(ValueError, match=r"connect\('join'\) and secret_file= go together"):
-        pw.connect("join", hosts=1, bind="127.0.0.1")
-    with pytest.raises(ValueError, match=r"connect\('join'\): expected hosts=, or islands="):
-        pw.connect("join", bind="127.0.0.1", secret_file=str(secret))
-    with pytest.raises(ValueError, match="workers join at the first of some ports"):
-        pw.connect("join", hosts=1, bind="127.0.0.1", secret_file=str(secret))
+    complete = {"secret_file": str(secret), "bind": "127.0.0.1", "ports": (7000, 7009)}
+    for missing in complete:
+        with pytest.raises(ValueError, match=r"Join: expected secret_file=, bind= and ports=\(first, last\)"):
+            pw.Join(**(complete | {missing: None}))
+    with pytest.raises(ValueError, match=r"expected .*; machines join at the first port"):
+        pw.Join(**(complete | {"ports": (7000, 7000)}))
+    with pytest.raises(ValueError, match=r"connect: Join needs islands=.*, or hosts="):
+        pw.connect(pw.Join(**complete))
     join = [*JOIN, "--secret-file", str(secret), "--wait=0", "--join"]
     done = subprocess.run([*join, "127.0.0.1"], capture_output=True, text=True, check=False)
     assert "'127.0.0.1': expected an address and a port, as in 10.0.0.5:7000" in done.stderr

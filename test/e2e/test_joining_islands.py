@@ -24,7 +24,7 @@ from test_proxy_cluster import up
 import pathways as pw
 from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.hosts.launch.child_launcher import Spawner
-from pathways.runtime.hosts.launch.commands import StartCommand
+from pathways.runtime.hosts.launch.launcher_records import Join, Ssh
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.resources.status import IslandStatus
@@ -224,8 +224,8 @@ def test_quotas_hold_on_an_island_that_joins(tmp_path: Path) -> None:
 
 def test_named_machines_are_an_island(tmp_path: Path) -> None:
     pw.disconnect()
-    start = StartCommand("env PW_MACHINE={host} {command}")
-    service = ServiceInThreads(Settings((Island(["a"]),), bind="127.0.0.1", start=start), tmp_path)
+    ssh = Ssh(bind="127.0.0.1", start="env PW_MACHINE={host} {command}")
+    service = ServiceInThreads(Settings((Island(["a"]),), launcher=ssh), tmp_path)
     try:
         for hosts, message in (
             (2, "hosts=2: expected names of machines, as the other islands have"),
@@ -246,9 +246,9 @@ def test_machines_join_as_an_island(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef\n")
     secret.chmod(0o600)
-    options = HostOptions(ports=(20600, 20699), heartbeat=5)
+    join = Join(secret_file=str(secret), bind="127.0.0.1", ports=(20600, 20699))
     command = [*JOIN, "--join", "127.0.0.1:20600", "--secret-file", str(secret)]
-    settings = Settings((Island(),), options, "127.0.0.1", launcher="join", secret_file=str(secret))
+    settings = Settings((Island(),), HostOptions(heartbeat=5), join)
     agents = [subprocess.Popen([*command, "--host=0"], stderr=subprocess.DEVNULL)]
     service = ServiceInThreads(settings, tmp_path)
     try:

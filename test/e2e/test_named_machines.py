@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +45,17 @@ def ssh(tmp_path: Path) -> str:
     return str(script)
 
 
+def launcher(ssh: str, machines: Sequence[str] | None = None, **settings: str) -> pw.Ssh:
+    return pw.Ssh(machines, **{"bind": "127.0.0.1", "start": f"{ssh} {{host}} {{command}}", **settings})
+
+
 def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatch):
     """One island has one machine and one has two; no command line shows the secret."""
     folder = Path(ssh).parent
     islands = [pw.Island(hosts=["a"]), pw.Island(hosts=["b", "c"], devices_per_host=2)]
     monkeypatch.setenv("OF_CALLER", "inherited")
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
-        pw.connect(islands=islands, bind="127.0.0.1", start=f"{ssh} {{host}} {{command}}")
+        pw.connect(launcher(ssh), islands=islands)
     assert {f"{name}: Welcome to it" for name in "abc"} <= {*stderr.getvalue().splitlines()}
     a, b = (devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((1, 4)))
     f = pw.jit(lambda x: x + 1, devices=a)
@@ -98,20 +103,21 @@ def test_named_machines_run_islands_and_start_anew(devices, ssh: str, monkeypatc
 )
 def test_named_machines_report_a_failed_start(ssh: str, machines, settings, first, last):
     """The message has the machine, the exit status of the command and its last output."""
+    platform = settings.pop("platform", None)
     with pytest.raises(HostError) as error:
-        pw.connect(hosts=machines, bind="127.0.0.1", **{"start": f"{ssh} {{host}} {{command}}", **settings})
+        pw.connect(launcher(ssh, machines, **settings), platform=platform)
     message = str(error.value)
     assert message.startswith(first), message
     assert message.endswith(last), message
     assert settings.get("python", "") in message
-    assert "platform" not in settings or "JAX has no cuda devices here" in message
+    assert platform is None or "JAX has no cuda devices here" in message
 
 
 def test_named_machines_are_tried_again(devices, ssh: str):
     """The network is cut meanwhile: calls wait until it heals, and only for a limited time."""
     cut, log = (Path(ssh).parent / name for name in ("cut", "log"))
     options = pw.HostOptions(restart_seconds=20)
-    pw.connect(hosts=["a", "b"], bind="127.0.0.1", start=f"{ssh} {{host}} {{command}}", options=options)
+    pw.connect(launcher(ssh, ["a", "b"]), options=options)
     f, g = (pw.jit(lambda x: x + 1, devices=devices.add_slice(1, "x", island=f"island{k}")) for k in range(2))
     program, beside = pw.program(lambda x: g(f(x))), pw.program(g)
     x = np.arange(4, dtype=np.float32)
@@ -138,7 +144,7 @@ def test_named_machines_are_tried_again(devices, ssh: str):
 
 def test_named_machines_end_a_worker_with_its_standard_input(ssh: str):
     """With its command killed and the network cut, only the end of standard input reaches the worker."""
-    pw.connect(hosts=["a"], bind="127.0.0.1", start=f"{ssh} {{host}} {{command}}")
+    pw.connect(launcher(ssh, ["a"]))
     process = controller().hosts[0].process._process
     os.kill(process.pid, 0)
     process.stdin.close()
@@ -156,9 +162,9 @@ shift 5; exec "$@"
     srun.chmod(0o755)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[08-09]")
     write_scontrol(tmp_path, monkeypatch, {"n[08-09]": ["n08", "n09"]})
-    cluster = pw.connect("slurm", bind="127.0.0.1", devices_per_host=2)
+    cluster = pw.connect(pw.Slurm(bind="127.0.0.1"), devices_per_host=2)
     assert [len(island.devices) for island in cluster.islands] == [2, 2]
-    assert pw.connect("slurm", bind="127.0.0.1", devices_per_host=2) is cluster
+    assert pw.connect(pw.Slurm(bind="127.0.0.1"), devices_per_host=2) is cluster
     lines = sorted((tmp_path / "log").read_text().splitlines())
     assert [line.split()[:5] for line in lines] == [
         f"--overlap -w {n} -N1 -n1".split() for n in ("n08", "n09")

@@ -264,7 +264,7 @@ ATTACHED = """
 import jax.numpy as jnp
 import pathways as pw
 
-pw.connect(attach="lab", client="eve")
+pw.connect("lab", client="eve")
 devices = pw.make_virtual_device_set()
 step = pw.jit(lambda x: x * FACTOR + x.sum(), devices=devices.add_slice(shape=(2,), axis_names=("x",)))
 less = pw.jit(lambda x, y: x - y, devices=devices.add_slice(shape=(2,), axis_names=("x",)))
@@ -305,7 +305,7 @@ PLACED = """
 import pathways as pw
 from pathways.runtime.local.devices import process_cluster
 
-pw.connect(attach="lab")
+pw.connect("lab")
 slice = pw.make_virtual_device_set().add_slice(2, "x")
 print(process_cluster.bind([slice], "f")[slice].island)
 """

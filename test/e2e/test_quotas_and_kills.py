@@ -31,7 +31,7 @@ PROGRAM = textwrap.dedent("""
     import pathways as pw
 
     place, token, client, stop = sys.argv[1:]
-    pw.connect(attach=place, token=token, client=client)
+    pw.connect(place, token=token, client=client)
     devices = pw.make_virtual_device_set()
     first, second = (
         pw.jit(f, devices=devices.add_slice((1,), ("x",), island=f"island{n}"))

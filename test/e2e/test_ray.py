@@ -44,7 +44,7 @@ def commands():
 
 
 islands = [pw.Island(hosts=2, devices_per_host=2), pw.Island(devices_per_host=2)]
-pw.connect("ray", islands=islands, options=pw.HostOptions(heartbeat=8))
+pw.connect(pw.Ray(), islands=islands, options=pw.HostOptions(heartbeat=8))
 wide, narrow = devices.add_slice((4,), ("x",)), devices.add_slice((2,), ("x",))
 a, b = (pw.jit(f, devices=slice, in_shardings=(None, P("x"))) for f, slice in ((front, wide), (back, narrow)))
 program = pw.program(lambda w, x: b(w, a(w, x)))
@@ -80,7 +80,7 @@ from pathways.runtime.hosts.launch import ray_launcher
 
 import ray
 
-launcher = ray_launcher.RayLauncher(None, ray_launcher.Endpoints("127.0.0.1"), 9, 1)
+launcher = ray_launcher.RayLauncher(pw.Ray(), 9, 1)
 configs = [ray_launcher.WorkerConfig("/nowhere", "", 7 + rank, 0, rank, 2, 1, 2.0, 20.0) for rank in range(2)]
 with refused(HostError, "host 7: Ray has no place for an island of 2 hosts"):
     launcher.launch(configs, 2.0, threading.Event())
@@ -104,7 +104,7 @@ from pathlib import Path
 script = '''
 import os, signal, sys, time
 import pathways as pw
-pw.connect("ray", islands=[pw.Island(hosts=2)])
+pw.connect(pw.Ray(), islands=[pw.Island(hosts=2)])
 os.kill(os.getpid(), int(sys.argv[1]))
 time.sleep(60)
 '''
@@ -134,18 +134,14 @@ for number in (signal.SIGKILL, signal.SIGTERM):
 def test_ray_refuses_wrong_settings():
     import pathways as pw
 
-    with pytest.raises(ValueError, match=r"connect\('mpi'\): expected 'ray', 'slurm'"):
-        pw.connect("mpi", islands=[pw.Island()])
-    with pytest.raises(ValueError, match=r"expected islands=\[pathways.Island"):
-        pw.connect("ray", hosts=2)
-    with pytest.raises(ValueError, match="address= is for Ray clusters"):
-        pw.connect(islands=[pw.Island()], address="10.0.0.1:6379")
+    with pytest.raises(
+        ValueError, match=r"connect: Ray needs islands=\[pathways.Island\(...\), ...\], or hosts="
+    ):
+        pw.connect(pw.Ray())
     with pytest.raises(ValueError, match=r"bind='0.0.0.0' is every address"):
-        pw.connect(islands=[pw.Island()], bind="0.0.0.0")
-    with pytest.raises(ValueError, match=r"ports=\(9, 8\): expected a first and a last port"):
-        pw.connect(islands=[pw.Island()], bind="127.0.0.1", options=pw.HostOptions(ports=(9, 8)))
-    with pytest.raises(ValueError, match="heartbeat=0: expected at least one second"):
-        pw.connect(islands=[pw.Island()], options=pw.HostOptions(heartbeat=0))
+        pw.Ray(bind="0.0.0.0")
+    with pytest.raises(ValueError, match=r"hosts=\['a'\]: Ray finds the machines itself"):
+        pw.connect(pw.Ray(), islands=[pw.Island(["a"])])
 
 
 def test_ray_replaces_a_lost_machine():
@@ -183,7 +179,7 @@ start_node("--head", "--node-ip-address=127.0.0.1", "--port=6379", "--include-da
 for _ in range(3):
     start_node(f"--address={head}", "--node-ip-address=127.0.0.1")
 islands = [pw.Island(hosts=2), pw.Island(), pw.Island()]
-pw.connect("ray", islands=islands, address=head, options=pw.HostOptions(heartbeat=8))
+pw.connect(pw.Ray(address=head), islands=islands, options=pw.HostOptions(heartbeat=8))
 wide, single, other = (
     devices.add_slice((n,), ("x",), island=f"island{k}") for k, n in enumerate((2, 1, 1))
 )

@@ -44,7 +44,7 @@ def runs(pid: int) -> bool:
 
 def attached(**settings):
     """Returns a program on both islands of the cluster."""
-    pw.connect(attach="lab", **settings)
+    pw.connect("lab", **settings)
     devices = pw.make_virtual_device_set()
     double = pw.jit(lambda x: x * 2, devices=devices.add_slice((1,), axis_names=("x",)))
     add = pw.jit(lambda x: x + 1, devices=devices.add_slice((1,), axis_names=("x",)))
@@ -111,7 +111,7 @@ def test_tokens_of_clients_outlive_the_service(lab, tmp_path, capfd):
         time.sleep(0.01)
     assert pw_cluster.main(up) == 0
     with pytest.raises(pw.HostError, match=r"rejects this token: .*, or was revoked"):
-        pw.connect(attach="lab", token=old)
+        pw.connect("lab", token=old)
     step = attached(token=new)
     np.testing.assert_array_equal(step(jnp.arange(4.0)), 2 * np.arange(4.0) + 1)
     assert pw_cluster.main(["end", "lab", "ann", "--token", str(new)]) == 0

@@ -210,7 +210,7 @@ step = pw.program(lambda state, x, scale=1.0: add(state, x) * scale)
 _LAB = """\
 listen = "127.0.0.1:7070"
 token = "secret"
-policy = "fair"
+sharing = "fair"
 heartbeat = 5
 step_deadline = false
 ports = [7000, 7100]

@@ -175,7 +175,7 @@ def main() -> None:
     islands = [pw.Island(hosts=island) for island in CONFIG["islands"]]
     began = time.monotonic()
     try:
-        pw.connect(islands=islands, bind=CONFIG["bind"], start=CONFIG["start"], options=options)
+        pw.connect(pw.Ssh(bind=CONFIG["bind"], start=CONFIG["start"]), islands=islands, options=options)
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))
         return

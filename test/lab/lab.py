@@ -38,7 +38,7 @@ class Lab:
       shared: folders below /tmp that all of them see. Each has its own /tmp, /dev/shm and /etc/hosts.
 
     Attributes:
-      start: a command that starts a worker on a machine, for `pathways.connect(start=)` in the lab.
+      start: a command that starts a worker on a machine, for `pathways.Ssh(start=)` in the lab.
     """
 
     start = f"{switch.ENTER} {{host}} {{command}}"

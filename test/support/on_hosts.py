@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import preloaded
 
+import pathways as pw
+
 X = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
 W = np.linspace(-1, 1, 4 * 4, dtype=np.float32).reshape(4, 4)
 
@@ -42,6 +44,12 @@ from pathways.runtime.clusters.connect import controller
 
 devices = pw.make_virtual_device_set()
 """
+
+
+def over_tcp(count: int, ports: tuple[int, int]) -> pw.Ssh:
+    """Returns a launcher of workers on this machine that use TCP as between machines, on a range of ports."""
+    names = [f"machine{k}" for k in range(count)]
+    return pw.Ssh(names, start="env PW_MACHINE={host} {command}", bind="127.0.0.1", ports=ports)
 
 
 def front(w: Any, h: Any) -> Any:

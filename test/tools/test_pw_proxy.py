@@ -235,7 +235,7 @@ def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
         ),
         (
             ["--hosts", "a,b", "--", "ls"],
-            "hosts=['a', 'b']: expected bind=, the address of this machine that workers on others reach",
+            "--hosts a,b needs --bind, the address of this machine that workers on others reach",
         ),
         (
             ["--listen", "unix:/tmp/x", "--insecure"],

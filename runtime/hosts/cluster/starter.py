@@ -29,7 +29,7 @@ from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 from pathways.runtime.hosts.protocol.messages import (
     CHANNELS,
     Coordinator,
-    Join,
+    JoinCoordinator,
     MessageError,
     Purpose,
     Ready,
@@ -121,7 +121,7 @@ class Starter:
         exits = ExitMonitor(processes)
         start: _Start | None = None
         try:
-            with controller_socket(self._settings.endpoints) as (server, address):
+            with controller_socket(self._settings.launcher) as (server, address):
                 start = _Start(
                     server, self._secret, next(self._epochs), stop, processes, exits, expected, contact
                 )
@@ -175,7 +175,7 @@ class Starter:
                 settings.devices_per_host,
                 options.heartbeat,
                 options.grace,
-                options.ports,
+                self._settings.launcher.ports,
                 settings.cores,
                 platform=self._settings.platform,
                 machine=machine,
@@ -293,7 +293,7 @@ class _Start:
             raise self._failed(hosts[0], f"did not start: unexpected message {type(message).__name__}")
         for host, channels in zip(hosts, island, strict=True):
             try:
-                channels["watch"].send(Join(message.address))
+                channels["watch"].send(JoinCoordinator(message.address))
             except ConnectionEnded as error:
                 raise self._failed(host, f"did not start: {error}") from None
 

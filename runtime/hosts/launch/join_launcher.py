@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from pathways.runtime.control.records.errors import HostStartError
-from pathways.runtime.hosts.launch.settings import Endpoints
+from pathways.runtime.hosts.launch.launcher_records import Endpoints
 from pathways.runtime.hosts.launch.sockets import server_socket
 from pathways.runtime.hosts.protocol.acceptor import Acceptor
 from pathways.runtime.hosts.protocol.handshake import ServerHandshake
@@ -153,7 +153,7 @@ class JoinLauncher:
         try:
             self._server = server_socket(endpoints.bind, ports)
         except OSError as error:
-            raise HostStartError(f"connect({name!r}): cannot listen for agents: {error}") from None
+            raise HostStartError(f"{name}: cannot listen for agents: {error}") from None
         self.address = endpoints.advertise or endpoints.bind, self._server.getsockname()[1]
         make_handshake = functools.partial(ServerHandshake, secret, self._admits)
         Acceptor(self._server, make_handshake, decode_from_joined, self._accept, hosts)

@@ -1,34 +1,25 @@
-"""Validation of the keywords of `pathways.connect`, and the choice of a launcher."""
+"""Settings of workers for the hosts and launcher that a user requests, and the launcher that runs them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
 
 from pathways.runtime.hosts.launch.child_launcher import Spawner
-from pathways.runtime.hosts.launch.commands import DEFAULT_START, StartCommand
 from pathways.runtime.hosts.launch.join_launcher import JoinLauncher, secret_of
 from pathways.runtime.hosts.launch.launcher import Launcher, SpareWorkers
+from pathways.runtime.hosts.launch.launcher_records import Children, Join, LauncherRecord, Ray, Slurm, Ssh
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.ray_launcher import RayLauncher
-from pathways.runtime.hosts.launch.settings import Settings, islands_of
-from pathways.runtime.hosts.launch.slurm import SLURM_START, islands_on, nodes_of, own_address
-
-LAUNCHERS = ("ray", "slurm", "join")
+from pathways.runtime.hosts.launch.settings import Island, Settings, islands_of
+from pathways.runtime.hosts.launch.slurm import islands_on, nodes_of, own_address
 
 
 def settings_of(
-    launcher: str | None,
+    launcher: LauncherRecord | Children | None = None,
     *,
-    hosts: int | Sequence[str] | None = None,
-    devices_per_host: int = 1,
-    islands: Any = None,
-    address: str | None = None,
-    bind: str | None = None,
-    start: str | None = None,
-    python: str | None = None,
-    secret_file: str | None = None,
+    hosts: int | None = None,
+    devices_per_host: int | None = None,
+    islands: object = None,
     platform: str | None = None,
     options: HostOptions | None = None,
 ) -> Settings:
@@ -38,34 +29,44 @@ def settings_of(
       TypeError: `islands` has an element that is no island.
       ValueError: a setting is not valid, or cannot be combined with another.
     """
-    if launcher is not None and not (isinstance(launcher, str) and launcher in LAUNCHERS):
-        instead = "" if isinstance(launcher, str | bool) else f"; did you mean hosts={launcher!r}?"
-        raise ValueError(f"connect({launcher!r}): expected 'ray', 'slurm', 'join', or nothing{instead}")
-    if launcher != "ray" and address is not None:
-        raise ValueError("connect: address= is for Ray clusters: use connect('ray', address=...)")
-    if launcher == "slurm":
-        if hosts is not None:
-            raise ValueError(
-                "connect('slurm'): hosts are the nodes of the allocation; pass islands=, or nothing"
-            )
+    launcher = launcher or Children()
+    name, count = type(launcher).__name__, 1 if devices_per_host is None else devices_per_host
+    if hosts is not None and islands is not None:
+        raise ValueError("connect: hosts= and islands= both say which hosts; expected one of them")
+    if devices_per_host is not None and islands is not None:
+        raise ValueError(
+            "connect: devices_per_host= is for hosts=; with islands= each has its own, as in "
+            f"pathways.Island(hosts=2, devices_per_host={devices_per_host})"
+        )
+    if hosts is not None and isinstance(launcher, Slurm):
+        raise ValueError(
+            "connect: the hosts of Slurm are the nodes of the allocation; pass islands=, or nothing"
+        )
+    if hosts is not None and isinstance(launcher, Ssh):
+        raise ValueError("connect: the hosts of Ssh are machines with names, as in pathways.Ssh(['a', 'b'])")
+    if islands is not None and isinstance(launcher, Ssh) and launcher.machines is not None:
+        raise ValueError("connect: Ssh(machines) and islands= both name machines; expected one of them")
+    requested: tuple[Island, ...]
+    if isinstance(launcher, Slurm):
         nodes = nodes_of(os.environ)
-        islands = islands_on(nodes, islands, devices_per_host)
-        start = SLURM_START if start is None else start
-        bind = own_address(os.environ, len(nodes)) if bind is None else bind
-        launcher = None
-    if launcher == "ray" and not isinstance(islands, Sequence):
-        raise ValueError(f"connect({launcher!r}): expected islands=[pathways.Island(...), ...]")
-    if launcher == "join" and hosts is None and not isinstance(islands, Sequence):
-        raise ValueError("connect('join'): expected hosts=, or islands=[pathways.Island(...), ...]")
-    requested = islands_of(islands, hosts, devices_per_host)
-    bind = bind or ("127.0.0.1" if launcher == "ray" else None)
-    named = any(machine is not None for island in requested for machine in island.machines)
-    command = None
-    if named or start is not None or python is not None:
-        command = StartCommand(DEFAULT_START if start is None else start, python)
-    return Settings(
-        requested, options or HostOptions(), bind, command, platform or "cpu", launcher, address, secret_file
-    )
+        requested = islands_on(nodes, islands, count)
+        launcher = Ssh(
+            start=launcher.start,
+            python=launcher.python,
+            bind=own_address(os.environ, len(nodes)) if launcher.bind is None else launcher.bind,
+            advertise=launcher.advertise,
+            ports=launcher.ports,
+        )
+    elif isinstance(launcher, Ssh) and launcher.machines is not None:
+        requested = tuple(Island([machine], count) for machine in launcher.machines)
+    elif hosts is None and islands is None:
+        raise ValueError(
+            f"connect: {name} needs islands=[pathways.Island(...), ...]"
+            + ("" if isinstance(launcher, Ssh) else ", or hosts=")
+        )
+    else:
+        requested = islands_of(islands, hosts, count)
+    return Settings(requested, options or HostOptions(), launcher, platform or "cpu")
 
 
 def launcher_of(settings: Settings, spares: SpareWorkers) -> Launcher:
@@ -79,21 +80,23 @@ def launcher_of(settings: Settings, spares: SpareWorkers) -> Launcher:
       OSError: the secret file cannot be read.
       ValueError: other users may read the secret file, or it is too short.
     """
-    if settings.launcher is None:
-        return Spawner(settings.start, spares)
-    endpoints, hosts = settings.endpoints, settings.hosts
-    if settings.secret_file is not None:
-        assert endpoints.ports is not None
-        ports = endpoints.ports[:1] * 2
-        return JoinLauncher("join", endpoints, ports, secret_of(settings.secret_file), hosts)
-    return RayLauncher(settings.address, endpoints, hosts, settings.cores)
+    match settings.launcher:
+        case Ssh() as ssh:
+            return Spawner(ssh.command, spares)
+        case Ray() as ray:
+            return RayLauncher(ray, settings.hosts, settings.cores)
+        case Join() as join:
+            assert join.ports is not None
+            ports = join.ports[:1] * 2
+            return JoinLauncher("Join", join, ports, secret_of(join.secret_file), settings.hosts)
+    return Spawner(None, spares)
 
 
 def start_description(settings: Settings) -> str:
     """Returns a line on a start of workers, as in `starting 3 hosts with Ray`."""
     match settings.launcher:
-        case "ray":
+        case Ray():
             return f"starting {settings.hosts} hosts with Ray"
-        case "join":
-            return f"waiting for {settings.hosts} hosts to join at {settings.endpoints.join_address}"
+        case Join() as join:
+            return f"waiting for {settings.hosts} hosts to join at {join.join_address}"
     return f"starting {settings.hosts} hosts"

@@ -2,14 +2,14 @@
 
 # Without `from __future__ import annotations`: msgspec would look for the names of fields in `pathways`.
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
 from pathways.dialect.plain_data import PlainDataError, check_fields, read_record
-from pathways.dialect.spelling import nearest
+from pathways.runtime.hosts.launch.launcher_records import launcher_of_keyword
 
 AUTO: Final = "auto"
 
@@ -24,13 +24,27 @@ Seconds = Annotated[float, Meta(ge=0, lt=_MAX_SECONDS, description="seconds, 0 f
 Spares = Annotated[int, Meta(ge=0, le=256, description="a number of spare workers from 0 to 256")]
 Folder = Annotated[str, Meta(pattern="^/.", description="an absolute path")]
 Rate = Annotated[float, Meta(gt=0, lt=_MAX_SECONDS, description="bytes per second, or None for any")]
-Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
 
 
-class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _OptionsType(msgspec.StructMeta):
+    """Type of `HostOptions`: names the launcher for options that launchers have."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        for name, value in options.items():
+            if (launcher := launcher_of_keyword(name, value)) is not None:
+                raise TypeError(
+                    f"HostOptions got an unexpected keyword argument {name!r}; it belongs to the launcher, "
+                    f"as in {launcher}"
+                )
+        return super().__call__(*args, **options)
+
+
+class HostOptions(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_OptionsType
+):
     """Options of `pathways.connect` for workers on hosts. All times are in seconds.
 
-        pw.connect(hosts=["a", "b"], bind="10.0.0.5", options=pw.HostOptions(heartbeat=5, ahead=8))
+        pw.connect(hosts=2, options=pw.HostOptions(heartbeat=5, ahead=8))
 
     Attributes:
       ahead: maximum number of steps in flight. Hosts issue steps before their data has arrived; each further
@@ -56,9 +70,6 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         memory that outlives workers, and accessible to its user only. None for one in `/dev/shm`.
       snapshot_rate: limit on the bytes per second that a host sends of these copies to other hosts. None for
         no limit.
-      ports: the first and the last port that the controller and its workers may listen on; None for any.
-        Requires `bind=`.
-      advertise: the address at which workers find the controller; None for that of `bind=`.
 
     Raises:
       ValueError: an option is not valid; the message begins with its name.
@@ -77,17 +88,9 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     spares: Spares = 0
     snapshot_folder: Folder | None = None
     snapshot_rate: Rate | None = None
-    ports: Annotated[tuple[Port, Port], Meta(description="a first and a last port")] | None = None
-    advertise: Annotated[str, Meta(min_length=1, description="an address")] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.ports is not None:
-            first, last = self.ports
-            if first > last:
-                raise ValueError(f"ports={self.ports!r}: expected a first and a last port")
-            # A caller may pass a list.
-            msgspec.structs.force_setattr(self, "ports", (first, last))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -100,16 +103,6 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return read_record(dict(values), cls)
         except PlainDataError as error:
             raise ValueError(str(error)) from None
-
-
-def keyword_error(name: str, value: object, known: Iterable[str]) -> TypeError:
-    """Returns the error of a call of `connect` with a keyword that it does not have."""
-    text = f"connect() got an unexpected keyword argument {name!r}"
-    if (near := nearest(name, known)) is not None:
-        text += f"; did you mean {near}={value!r}?"
-    elif name in HostOptions.__struct_fields__:
-        text += f"; pass options=pathways.HostOptions({name}={value!r})"
-    return TypeError(text)
 
 
 def check_count(name: str, number: object, *, at_least: int = 1) -> None:

@@ -22,7 +22,7 @@ from pathways.runtime.control.records.errors import HostStartError
 from pathways.runtime.hosts.launch.agent import Agent
 from pathways.runtime.hosts.launch.cores import CoreShares
 from pathways.runtime.hosts.launch.join_launcher import JoinedWorker, JoinLauncher
-from pathways.runtime.hosts.launch.settings import Endpoints
+from pathways.runtime.hosts.launch.launcher_records import Ray
 from pathways.runtime.hosts.protocol.join_messages import WorkerConfig
 
 _AGAIN_SECONDS = 1.0
@@ -46,9 +46,8 @@ class RayLauncher(JoinLauncher):
     """`Launcher` that starts agents through Ray.
 
     Args:
-      address: the address of a Ray cluster to join, such as `10.0.0.5:6379`, or `auto` for the one of this
-        machine; None to start one on this machine, which ends with the launcher.
-      endpoints: where it listens for agents, and a started cluster for its nodes.
+      record: the address of the Ray cluster, and where the launcher listens for agents, and a cluster that
+        it starts for its nodes.
       cores: number of CPUs of a started cluster.
 
     Raises:
@@ -56,26 +55,26 @@ class RayLauncher(JoinLauncher):
       HostError: there is no such cluster, or no free port.
     """
 
-    def __init__(self, address: str | None, endpoints: Endpoints, hosts: int, cores: int) -> None:
+    def __init__(self, record: Ray, hosts: int, cores: int) -> None:
         self._ray = _import_ray()
         self._groups: dict[int, Any] = {}
         self._actors: dict[int, tuple[Any, str]] = {}
         self._cores = CoreShares()
         self._is_own = not self._ray.is_initialized()
         # A started cluster has as many CPUs as the first hosts need.
-        self._max_hosts = hosts if self._is_own and address is None else None
+        self._max_hosts = hosts if self._is_own and record.address is None else None
         if self._is_own:
             own = {"address": "local", "num_cpus": cores, "include_dashboard": False}
-            own["_node_ip_address"] = endpoints.bind
+            own["_node_ip_address"] = record.bind
             try:
                 self._ray.init(
-                    **(own if address is None else {"address": address}),
+                    **(own if record.address is None else {"address": record.address}),
                     log_to_driver=False,
                     logging_level="ERROR",
                 )
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise HostStartError(f"connect('ray', address={address!r}): {error}") from None
-        super().__init__("ray", endpoints, endpoints.ports, secrets.token_bytes(32), hosts)
+                raise HostStartError(f"Ray(address={record.address!r}): {error}") from None
+        super().__init__("Ray", record, record.ports, secrets.token_bytes(32), hosts)
 
     def launch(
         self, configs: Sequence[WorkerConfig], seconds: float, stop: threading.Event
@@ -184,6 +183,6 @@ def _import_ray() -> Any:
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"connect('ray') needs Ray ({error}): pip install pathways-mlir[ray]"
+            f"Ray needs its package ({error}): pip install 'pathways-mlir[ray]'"
         ) from None
     return ray

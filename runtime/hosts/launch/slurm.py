@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pathways.runtime.hosts.launch.settings import Island
 
-SLURM_START = "srun --overlap -w {host} -N1 -n1 {command}"
-
 _SCONTROL_TIMEOUT_S = 60.0
 
 
@@ -23,7 +21,7 @@ def nodes_of(environment: Mapping[str, str]) -> list[str]:
     for variable in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if environment.get(variable):
             return _expanded(environment[variable], variable)
-    raise ValueError("connect('slurm'): SLURM_JOB_NODELIST is not set; expected to run in a Slurm allocation")
+    raise ValueError("Slurm: SLURM_JOB_NODELIST is not set; expected to run in a Slurm allocation")
 
 
 def _expanded(nodes: str, variable: str) -> list[str]:
@@ -35,17 +33,15 @@ def _expanded(nodes: str, variable: str) -> list[str]:
         )
     except FileNotFoundError:
         raise ValueError(
-            f"connect('slurm'): {variable}={nodes!r}: scontrol is not on PATH, which expands lists of nodes; "
-            "install the commands of Slurm, or name the machines with hosts="
+            f"Slurm: {variable}={nodes!r}: scontrol is not on PATH, which expands lists of nodes; "
+            "install the commands of Slurm, or name the machines, as in pathways.Ssh(['a', 'b'], bind=)"
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ValueError(
-            f"connect('slurm'): {variable}={nodes!r}: {' '.join(command)} failed: {error}"
-        ) from None
+        raise ValueError(f"Slurm: {variable}={nodes!r}: {' '.join(command)} failed: {error}") from None
     names = done.stdout.split()
     if done.returncode or not names:
         why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
-        raise ValueError(f"connect('slurm'): {variable}={nodes!r}: scontrol cannot expand it: {why}")
+        raise ValueError(f"Slurm: {variable}={nodes!r}: scontrol cannot expand it: {why}")
     return names
 
 
@@ -79,11 +75,11 @@ def own_address(environment: Mapping[str, str], count: int) -> str:
         address = socket.gethostbyname(name)
     except OSError as error:
         raise ValueError(
-            f"connect('slurm'): the address of {name} is not known ({error}); pass bind="
+            f"Slurm: the address of {name} is not known ({error}); pass pathways.Slurm(bind=)"
         ) from None
     if count > 1 and address.startswith("127."):
         raise ValueError(
-            f"connect('slurm'): {name} is {address} here, which other nodes do not reach; pass bind="
+            f"Slurm: {name} is {address} here, which other nodes do not reach; pass pathways.Slurm(bind=)"
         )
     return address
 

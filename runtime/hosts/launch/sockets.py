@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pathways.runtime.hosts.launch.settings import Endpoints
+from pathways.runtime.hosts.launch.launcher_records import Endpoints
 from pathways.runtime.hosts.protocol.wire import keep_alive
 from pathways.runtime.resources.ports import listen_alone
 

@@ -119,7 +119,7 @@ class Coordinator(Message, frozen=True):
     address: str
 
 
-class Join(Message, frozen=True):
+class JoinCoordinator(Message, frozen=True):
     """Request to the hosts of an island to join the first one, at the address of its `Coordinator`."""
 
     address: str
@@ -686,7 +686,7 @@ FromTracing = TraceStarted | RunTimes | SpanTimes | TraceDone | ClockTime
 
 ToWorker = (
     Handshake
-    | Join
+    | JoinCoordinator
     | Load
     | LoadForeign
     | Put

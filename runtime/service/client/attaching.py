@@ -63,7 +63,7 @@ def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] 
       OSError: the token cannot be read.
     """
     if not isinstance(where, str):
-        raise TypeError(f"connect: attach must be the name or the address of a cluster, got {where!r}")
+        raise TypeError(f"connect: expected the name or the address of a cluster, got {where!r}")
     if not isinstance(token, str | os.PathLike | None):
         raise TypeError(f"connect: token must be the path of a file, got {token!r}")
     path = None if token is None else absolute_path(token)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pathways.runtime.control.records.errors import HostError, HostStartError
+from pathways.runtime.hosts.launch.launcher_records import LAUNCHERS
 from pathways.runtime.hosts.launch.sockets import Address, connect_to
 from pathways.runtime.hosts.protocol.acceptor import NotAuthenticatedError, open_connection
 from pathways.runtime.hosts.protocol.messages import MessageError, Purpose
@@ -79,6 +80,8 @@ class ClusterFolder:
     """
 
     def __init__(self, name: str) -> None:
+        if name in LAUNCHERS:
+            raise ValueError(f"{name!r} is a launcher, and not a name of a cluster; choose another name")
         self.name = check_name(name, "a cluster")
         self.path = clusters_folder() / name
         self.token = self.path / "token"

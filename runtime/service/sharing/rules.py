@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from pathways.runtime.service.sharing.memory import DeviceLimits, SharedMemory
 
-Policy = Literal["fair", "fifo"]
+Sharing = Literal["fair", "fifo"]
 
 ANY = "*"
 """Name of the rules of each client that the file does not name."""
@@ -38,14 +38,14 @@ class SharingRules:
     """Rules of a cluster.
 
     Attributes:
-      policy: which client's step is next: by device time and weight, or in the order of calls.
+      sharing: which client's step is next: by device time and weight, or in the order of calls.
       ageing: the seconds after which the priority of a waiting step rises by one.
       clients: the rules of named clients; the rules of `ANY` hold for each other client.
       max_clients: the most clients at a time that the file does not name; None for any number.
       islands: the memory of the devices of each island, None where it is not limited; empty without limits.
     """
 
-    policy: Policy = "fair"
+    sharing: Sharing = "fair"
     ageing: float = 1.0
     clients: Mapping[str, ClientRules] = dataclasses.field(default_factory=dict)
     max_clients: int | None = None

@@ -46,7 +46,7 @@ from pathways.runtime.resources.tables import size, table
 from pathways.runtime.service.sharing.accounts import Account, Accounts, HeldArrays, StepUse
 from pathways.runtime.service.sharing.memory import ClientMemory, Quota, SharedMemory
 from pathways.runtime.service.sharing.places import MAX_UNFINISHED, ClientService, Places
-from pathways.runtime.service.sharing.rules import Policy
+from pathways.runtime.service.sharing.rules import Sharing
 from pathways.runtime.service.sharing.scheduler_events import (
     AcceptArray,
     ArrayArrived,
@@ -139,7 +139,7 @@ class Scheduler:
 
     Args:
       ahead: the maximum of steps in flight on an island.
-      policy: `fair`, or `fifo`: in the order of submission.
+      sharing: `fair`, or `fifo`: in the order of submission.
       memory: the quotas of clients; by default there are none.
       ageing: the seconds after which the priority of a waiting step rises by one.
 
@@ -152,14 +152,14 @@ class Scheduler:
         self,
         islands: int,
         ahead: int = 4,
-        policy: Policy = "fair",
+        sharing: Sharing = "fair",
         memory: SharedMemory | None = None,
         ageing: float = 1.0,
     ) -> None:
         self.memory = SharedMemory([None] * islands) if memory is None else memory
         self.clients: dict[int, ScheduledClient] = {}
         self.accounts = Accounts()
-        self._is_fair = policy == "fair"
+        self._is_fair = sharing == "fair"
         pools = [None if limits is None else limits.pool for limits in self.memory.islands]
         self._places = Places(pools, ahead, self._is_fair, ageing, self._issue)
         # Why islands accept no steps; None while they do.

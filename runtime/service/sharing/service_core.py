@@ -73,7 +73,7 @@ class ServiceCore(ClusterCore):
         super().__init__(islands, limits, now)
         rules = rules or SharingRules()
         count = len(self.gangs)
-        self.scheduler = Scheduler(count, limits.ahead, rules.policy, rules.memory(count), rules.ageing)
+        self.scheduler = Scheduler(count, limits.ahead, rules.sharing, rules.memory(count), rules.ageing)
         self.charges = ProgramCharges()
         self._step_limits = StepLimits()
         # The limits of connected clients that have one.

@@ -27,26 +27,28 @@ def test_start_command_replaces_its_words():
         ({"start": "ssh {host} sh -c '{command} 2>log'"}, "expected {command} once, as a word of its own"),
         ({"start": "ssh {host} '{command}"}, "start=.*: No closing quotation"),
         ({"python": "/opt/my python"}, "python='/opt/my python': expected a path without spaces"),
-        ({"hosts": []}, r"hosts=\[\]: expected a number, or a list of names"),
-        ({"hosts": "ab"}, "hosts='ab': expected a number, or a list of names"),
-        ({"hosts": ["a", ""]}, "hosts: '' is not the name of a machine"),
-        ({"hosts": ["-oProxyCommand=x"]}, "hosts: '-oProxyCommand=x' is not the name of a machine"),
-        ({"hosts": ["a", "b", "a"]}, "hosts: 'a' is named more than once"),
-        ({"hosts": 2}, "start= and python= are for named machines"),
-        ({"bind": None}, r"hosts=\['a'\]: expected bind=, the address of this machine"),
-        ({"platform": "cuda", "devices_per_host": 2}, "devices_per_host=2 is a number of CPU devices"),
+        ({"machines": []}, r"hosts=\[\]: expected a number, or a list of names"),
+        ({"machines": "ab"}, "hosts='ab': expected a number, or a list of names"),
+        ({"machines": ["a", ""]}, "hosts: '' is not the name of a machine"),
+        ({"machines": ["-oProxyCommand=x"]}, "hosts: '-oProxyCommand=x' is not the name of a machine"),
+        ({"machines": ["a", "b", "a"]}, "hosts: 'a' is named more than once"),
+        ({"bind": None}, "Ssh: expected bind=, the address of this machine"),
+        ({"bind": "0.0.0.0"}, "bind='0.0.0.0' is every address; pass advertise="),
+        ({"ports": (9, 8)}, r"ports=\(9, 8\): expected a first and a last port from 1 to 65535"),
+        ({"ports": 9}, "ports=9: expected a first and a last port"),
+        ({"advertise": 3}, "advertise=3: expected an address"),
     ],
 )
-def test_start_command_refuses_wrong_commands(settings: dict[str, Any], message: str):
-    usual: dict[str, Any] = {"hosts": ["a"], "bind": "127.0.0.1", "start": "ssh {host} {command}"}
+def test_ssh_refuses_wrong_settings(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        pw.connect(**(usual | settings))
+        pw.Ssh(**({"machines": ["a"], "bind": "127.0.0.1"} | settings))
 
 
-def test_start_command_refuses_wrong_machines():
+def test_ssh_refuses_wrong_islands():
+    ssh = pw.Ssh(bind="127.0.0.1")
     with pytest.raises(ValueError, match="'a' is named more than once"):
-        pw.connect(islands=[pw.Island(hosts=["a", "b"]), pw.Island(hosts=["a"])], bind="127.0.0.1")
+        pw.connect(ssh, islands=[pw.Island(hosts=["a", "b"]), pw.Island(hosts=["a"])])
     with pytest.raises(ValueError, match="expected names of machines in all of them, or in none"):
-        pw.connect(islands=[pw.Island(hosts=["a", "b"]), pw.Island()], bind="127.0.0.1")
-    with pytest.raises(ValueError, match=r"connect\('ray'\) finds the machines itself"):
-        pw.connect("ray", islands=[pw.Island(hosts=["a", "b"])], bind="127.0.0.1")
+        pw.connect(ssh, islands=[pw.Island(hosts=["a", "b"]), pw.Island()])
+    with pytest.raises(ValueError, match="devices_per_host=2 is a number of CPU devices"):
+        pw.connect(pw.Ssh(["a"], bind="127.0.0.1"), platform="cuda", devices_per_host=2)

@@ -29,7 +29,8 @@ def test_slurm_has_scontrol_expand_lists_of_nodes(tmp_path: Path, monkeypatch: p
 def test_slurm_says_that_scontrol_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        ValueError, match=r"^connect\('slurm'\): SLURM_JOB_NODELIST='a': scontrol is not on PATH, .*hosts=$"
+        ValueError,
+        match=r"^Slurm: SLURM_JOB_NODELIST='a': scontrol is not on PATH, .*Ssh\(\['a', 'b'\], bind=\)$",
     ):
         nodes_of({"SLURM_JOB_NODELIST": "a"})
 
@@ -49,9 +50,10 @@ def test_slurm_reports_a_missing_node_list_or_address(monkeypatch: pytest.Monkey
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.delenv("SLURM_NODELIST", raising=False)
     with pytest.raises(ValueError, match="SLURM_JOB_NODELIST is not set"):
-        pw.connect("slurm")
+        pw.connect(pw.Slurm())
     assert own_address({"SLURMD_NODENAME": "localhost"}, 1) == "127.0.0.1"
     with pytest.raises(
-        ValueError, match=r"localhost is 127\.0\.0\.1 here, which other nodes do not reach; pass bind="
+        ValueError,
+        match=r"localhost is 127\.0\.0\.1 here, which .* do not reach; pass pathways.Slurm\(bind=\)",
     ):
         own_address({"SLURMD_NODENAME": "localhost"}, 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pathways.runtime.hosts.launch.settings import Endpoints
+from pathways.runtime.hosts.launch.launcher_records import Endpoints
 from pathways.runtime.hosts.launch.sockets import controller_socket, remove_left
 
 

@@ -17,6 +17,7 @@ from pathways.runtime.hosts.cluster.host import WorkerHandle
 from pathways.runtime.hosts.cluster.starter import Starter
 from pathways.runtime.hosts.launch.descriptors import reserve_descriptors
 from pathways.runtime.hosts.launch.launcher import is_crash
+from pathways.runtime.hosts.launch.launcher_records import Children, Ssh
 from pathways.runtime.hosts.launch.settings import Island, Settings
 
 
@@ -85,8 +86,8 @@ def test_starter_numbers_an_island_that_does_not_start_again():
 def test_starter_refuses_an_island_unlike_the_others(
     first: int | list[str], second: int | list[str], message: str
 ):
-    bind = None if isinstance(first, int) else "127.0.0.1"
-    starter = Starter(Settings((Island(first),), bind=bind), ThreadLauncher())
+    launcher = Children() if isinstance(first, int) else Ssh(bind="127.0.0.1")
+    starter = Starter(Settings((Island(first),), launcher=launcher), ThreadLauncher())
     with pytest.raises(ValueError, match=message):
         starter.add_island(Island(second))
     assert starter.add_island(Island(first if isinstance(first, int) else ["c"])) == 1

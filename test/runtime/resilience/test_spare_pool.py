@@ -190,20 +190,15 @@ def test_spare_status_is_shown():
 
 
 @pytest.mark.parametrize(
-    ("keywords", "message"),
+    ("launcher", "keywords"),
     [
-        ({"hosts": ["a"], "bind": "127.0.0.1"}, "spares=1: spare workers are children of this process; exp"),
-        (
-            {"hosts": 2, "options": pw.HostOptions(spares=1), "launcher": "join"},
-            "spares=1: spare workers are",
-        ),
+        (pw.Ssh(["a"], bind="127.0.0.1"), {}),
+        (pw.Join(secret_file="s", bind="127.0.0.1", ports=(7000, 7009)), {"hosts": 2}),
     ],
 )
-def test_spares_are_refused_elsewhere(keywords, message):
-    launcher = keywords.pop("launcher", None)
-    keywords.setdefault("options", pw.HostOptions(spares=1))
-    with pytest.raises(ValueError, match=message):
-        pw.connect(launcher, **keywords)
+def test_spares_are_refused_elsewhere(launcher, keywords):
+    with pytest.raises(ValueError, match="spares=1: spare workers are children of this process; expected"):
+        pw.connect(launcher, options=pw.HostOptions(spares=1), **keywords)
 
 
 def test_spares_of_options_and_islands_add_up():

@@ -11,7 +11,7 @@ import pages
 import pytest
 from fake_scontrol import write_scontrol
 
-from pathways.runtime.hosts.launch.commands import StartCommand
+from pathways.runtime.hosts.launch.launcher_records import Join, Ray, Ssh
 from pathways.runtime.hosts.launch.options import HostOptions
 from pathways.runtime.hosts.launch.settings import Island, Settings
 from pathways.runtime.service.configuration import Configuration, ConfigurationError, read
@@ -19,7 +19,7 @@ from pathways.runtime.service.sharing.memory import DeviceLimits
 from pathways.runtime.service.sharing.rules import ClientRules, SharingRules
 
 FULL = """
-policy = "fifo"
+sharing = "fifo"
 listen = "10.0.0.5:7070"
 token = "token"
 bind = "10.0.0.5"
@@ -60,9 +60,13 @@ def test_configuration_reads_all_keys(write, tmp_path):
     assert read(write(FULL)) == Configuration(
         Settings(
             (Island(["a", "b"], devices_per_host=4), Island(["c"], cores=2)),
-            HostOptions(heartbeat=5, ahead=8, stall_report=None, restart_seconds=60.5, ports=(20000, 20099)),
-            "10.0.0.5",
-            StartCommand("ssh -o BatchMode=yes {host} {command}", "/opt/pathways/bin/python"),
+            HostOptions(heartbeat=5, ahead=8, stall_report=None, restart_seconds=60.5),
+            Ssh(
+                start="ssh -o BatchMode=yes {host} {command}",
+                python="/opt/pathways/bin/python",
+                bind="10.0.0.5",
+                ports=(20000, 20099),
+            ),
         ),
         SharingRules(
             "fifo",
@@ -102,12 +106,14 @@ def test_configuration_reads_islands(write, text, islands):
 @pytest.mark.quick
 def test_configuration_reads_launchers(write, tmp_path, monkeypatch):
     assert read(write("launcher = 'ray'\naddress = 'auto'\n[[islands]]")).settings == Settings(
-        (Island(),), bind="127.0.0.1", launcher="ray", address="auto"
+        (Island(),), launcher=Ray(address="auto")
     )
     joined = read(
         write("launcher = 'join'\nsecret_file = 's'\nbind = '10.0.0.5'\nports = [7000, 7009]\nhosts = 3")
     )
-    assert joined.settings.secret_file == str(tmp_path / "s")
+    assert joined.settings.launcher == Join(
+        secret_file=str(tmp_path / "s"), bind="10.0.0.5", ports=(7000, 7009)
+    )
     write_scontrol(tmp_path, monkeypatch, {"n[1-2]": ["n1", "n2"]})
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     slurm = read(write("launcher = 'slurm'\nbind = '10.0.0.5'"))
@@ -203,7 +209,7 @@ def test_configuration_refuses_wrong_rules(write, text, message):
         ("hosts = 100000000000", "hosts = 100000000000: expected a number of hosts"),
         ("hosts = ['a', 1]", 'hosts = ["a", 1]: expected a number of hosts'),
         ("hosts = ['-o']\nbind = '1.1.1.1'", "hosts: '-o' is not the name of a machine"),
-        ("hosts = ['a']", "hosts=['a']: expected bind=, the address of this machine"),
+        ("hosts = ['a']", "bind: expected the address of this machine that workers on others reach"),
         ("hosts = 1\n[[islands]]", "hosts: expected in each of [[islands]]"),
         ("devices_per_host = 1\n[[islands]]", "devices_per_host: expected in each of [[islands]]"),
         ("[islands]\ncount = 2", 'islands = {"count": 2}: expected tables [[islands]]'),
@@ -225,7 +231,7 @@ def test_configuration_refuses_wrong_rules(write, text, message):
         ),
         ("launcher = 'rey'\n[[islands]]", "launcher = \"rey\": expected one of 'ray', 'slurm', 'join'"),
         ("launcher = 'ray'\nhosts = 2", "hosts: with launcher = 'ray' expected in each of [[islands]]"),
-        ("launcher = 'slurm'", "connect('slurm'): SLURM_JOB_NODELIST is not set"),
+        ("launcher = 'slurm'", "Slurm: SLURM_JOB_NODELIST is not set"),
         (
             "launcher = 'join'\nhosts = 2",
             "secret_file: it is required by launcher = 'join', and only allowed with it",
@@ -234,13 +240,14 @@ def test_configuration_refuses_wrong_rules(write, text, message):
         ("address = '10.0.0.5:7070'\nhosts = 2", "address: it is for Ray clusters"),
         ("listen = '10.0.0.5'\nhosts = 2", 'listen = "10.0.0.5": expected an address and a port, as in'),
         ("listen = 'x:99999'\nhosts = 2", 'listen = "x:99999": expected an address and a port'),
-        ("policy = 'fare'\nhosts = 2", "policy = \"fare\": expected one of 'fair', 'fifo'"),
+        ("sharing = 'fare'\nhosts = 2", "sharing = \"fare\": expected one of 'fair', 'fifo'"),
+        ("policy = 'fair'\nhosts = 2", "policy: unknown key; sharing is the order in which clients share"),
         ("hosts = 2\nheartbeat = '5'", 'heartbeat = "5": expected at least one second'),
         ("hosts = 2\nheartbeat = 1" + "0" * 400, "heartbeat = 1000"),
         ("hosts = 2\nstep_deadline = 0", "step_deadline = 0: expected seconds, or false for never"),
         ("hosts = 2\nports = [9]", "ports = [9]: expected a first and a last port"),
         ("hosts = 2\nstart = ''", 'start = "": expected a text'),
-        ("hosts = 2\nstart = 'x'", "start='x': expected {host}"),
+        ("hosts = 2\nstart = 'x'", "start: expected only with names of machines or launcher slurm"),
         ("hosts = 2\n[clients.ann]\nweight = 0", "clients.ann.weight = 0: expected a number from 0.001 to"),
         ("hosts = 2\n[clients.ann]\nweight = nan", "clients.ann.weight = NaN: expected a number"),
         ("hosts = 2\n[clients.ann]\nstep_limit = 0", "clients.ann.step_limit = 0: expected seconds above 0"),

@@ -181,12 +181,18 @@ def test_cluster_folder_reports_a_service_that_does_not_answer():
         call_service("/no/socket", b"s" * 32, ADMIN_PURPOSE, decode_for_admin)
 
 
+@pytest.mark.parametrize("name", ["ray", "slurm", "join", "ssh"])
+def test_cluster_folder_has_no_name_of_a_launcher(name: str):
+    with pytest.raises(ValueError, match=f"'{name}' is a launcher, and not a name of a cluster"):
+        ClusterFolder(name)
+
+
 def test_cluster_folder_names_a_missing_token(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"token: No such file or directory: .*none"):
         find_service("127.0.0.1:9", str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"token='a\\x00b': .*embedded null"):
         find_service("127.0.0.1:9", "a\0b")
-    with pytest.raises(TypeError, match="attach must be the name or the address of a cluster, got 5"):
+    with pytest.raises(TypeError, match="expected the name or the address of a cluster, got 5"):
         attachment_of(5, None, None)
     with pytest.raises(TypeError, match="token must be the path of a file, got 5"):
         attachment_of("lab", None, 5)

@@ -167,11 +167,16 @@ def _hosts_backend(options: argparse.Namespace) -> HostsBackend:
     """Starts the workers of `--hosts`, and returns their devices."""
     from pathways.runtime.clusters.connect import start_session
     from pathways.runtime.hosts.launch.launcher_choice import settings_of
-    from pathways.runtime.hosts.launch.options import HostOptions
+    from pathways.runtime.hosts.launch.launcher_records import record_of
     from pathways.runtime.hosts.launch.settings import Island
     from pathways.runtime.proxy.hosted.hosts_backend import HostsBackend
 
     hosts, islands = options.hosts, None
+    are_named = hosts is not None and not isinstance(hosts, int)
+    if are_named and options.launcher is None and options.bind is None:
+        raise UserError(
+            f"--hosts {_shown(hosts)} needs --bind, the address of this machine that workers on others reach"
+        )
     if hosts is not None:
         machines: list[str | None] = [None] * hosts if isinstance(hosts, int) else hosts
         count = len(machines) if options.islands is None else options.islands
@@ -188,17 +193,19 @@ def _hosts_backend(options: argparse.Namespace) -> HostsBackend:
             )
             for first in range(0, len(machines), size)
         ]
-    settings = settings_of(
+    launcher = record_of(
         options.launcher,
+        are_named,
+        {
+            name: getattr(options, name)
+            for name in ("bind", "ports", "address", "start", "python", "secret_file")
+        },
+    )
+    settings = settings_of(
+        launcher,
         islands=islands,
-        devices_per_host=options.devices_per_host or 1,
-        address=options.address,
-        bind=options.bind,
-        start=options.start,
-        python=options.python,
-        secret_file=options.secret_file,
+        devices_per_host=options.devices_per_host if islands is None else None,
         platform=options.platform,
-        options=HostOptions(ports=options.ports),
     )
     return HostsBackend(start_session(settings))
 
