@@ -89,7 +89,7 @@ def picture(page: Path) -> str:
         (Path(folder) / "step.py").write_text(program)
         for words in (
             ("pw_compile", "step.py:step", "--compile-to=placed", "-o", "placed.mlir"),
-            ("pw_viz", "placed.mlir", "--policy", "1f1b", "--policy", "zb-h1", "-o", "schedules.svg"),
+            ("pw_viz", "placed.mlir", "--schedule", "1f1b", "--schedule", "zb-h1", "-o", "schedules.svg"),
         ):
             command = [sys.executable, "-m", f"pathways.tools.{words[0]}", *words[1:]]
             subprocess.run(command, cwd=folder, env=environment, check=True, stderr=subprocess.PIPE)

@@ -1,7 +1,7 @@
 """A policy of your own: `1f1b` whose stages go further ahead, for links that take long.
 
     pw-compile examples/custom_policy.py:step --compile-to=placed -o placed.mlir
-    pw-sim placed.mlir --policy 1f1b --policy examples/custom_policy.py:Ahead
+    pw-sim placed.mlir --schedule 1f1b --schedule examples/custom_policy.py:Ahead
 
 docs/extending.md explains each line.
 """

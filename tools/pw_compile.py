@@ -144,8 +144,6 @@ def make_parser() -> FlagParser:
     add("--remarks", action="store_true", help="print remarks of the passes on standard error")
     add(
         "--schedule",
-        "--policy",
-        dest="policy",
         metavar="NAME",
         help="the policy of all loops, or their schedule file, FILE.csv, in place of the program's own",
     )

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pathways.tools.common import command
-from pathways.tools.common.flags import TIMES_HELP, FlagParser, add_policy_flags, add_timing_flags, count
+from pathways.tools.common.flags import TIMES_HELP, FlagParser, add_schedule_flags, add_timing_flags, count
 
 _DESCRIPTION = """\
 Replays a program in scheduled form and prints its step time, the bubble (the part of the step in which a
@@ -43,7 +43,7 @@ def make_parser() -> FlagParser:
     add_timing_flags(parser)
     add("--json", action="store_true", help="print the figures as JSON")
     add("--compare", action="store_true", help="schedule a placed program by every policy, side by side")
-    add_policy_flags(parser)
+    add_schedule_flags(parser)
     add("--steps", type=count, metavar="N", help="with --compare: also replay N consecutive steps")
     add("--save-times", metavar="FILE", help="only write the durations of the trace in --times, for policies")
     add("--trace", metavar="FILE", help="write a trace for Perfetto and pw-viz")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pathways.tools.common import command
 from pathways.tools.common.errors import UserError
-from pathways.tools.common.flags import TIMES_HELP, FlagParser, add_policy_flags, add_timing_flags
+from pathways.tools.common.flags import TIMES_HELP, FlagParser, add_schedule_flags, add_timing_flags
 
 _DESCRIPTION = """\
 Draws slices against time, with the memory of each slice below it, on one self-contained page. FILE is a
@@ -48,7 +48,7 @@ def make_parser() -> FlagParser:
     add(
         "--compare", action="store_true", help="schedule a placed program by every policy, the fastest on top"
     )
-    add_policy_flags(parser)
+    add_schedule_flags(parser)
     add(
         "--trace",
         dest="traces",

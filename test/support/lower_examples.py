@@ -45,7 +45,7 @@ def kv_decode() -> Any:
 
 def figure2() -> Any:
     target = targets.find(f"{EXAMPLES}/figure2.py:f")
-    return target.lower((jax.ShapeDtypeStruct((2,), "float32"),), {}, policy=None, fuse=False)
+    return target.lower((jax.ShapeDtypeStruct((2,), "float32"),), {}, schedule=None, fuse=False)
 
 
 def transformer_sharded() -> Any:

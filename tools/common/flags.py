@@ -11,6 +11,9 @@ from pathways.tools.common.errors import UserError
 
 MAX_CPU_DEVICES = 4096
 
+RENAMED = {"--policy": "--schedule"}
+"""New names of flags that tools had under other names."""
+
 TIMES_HELP = """\
 times:
   A JSON file of durations. All of it is optional; the most specific entry counts.
@@ -135,6 +138,8 @@ class FlagParser(CommandParser):
             from pathways.dialect.spelling import did_you_mean
 
             flag = rest[0].partition("=")[0]
+            if (name := RENAMED.get(flag)) in self.flags:
+                self.error(f"{flag} is renamed to {name}")
             if owners := [name for name, parser in commands.items() if flag in parser.flags]:
                 self.error(f"{flag} is for {self.prog} {' and '.join(owners)}")
             self.error(f"unexpected argument '{rest[0]}'{did_you_mean(flag, self.flags)}")
@@ -232,15 +237,15 @@ def _probability(text: str) -> float:
     return value
 
 
-def add_policy_flags(parser: FlagParser) -> None:
-    """Adds the flags of the policies to compare, and of their limits."""
+def add_schedule_flags(parser: FlagParser) -> None:
+    """Adds the flags of the schedules to compare, and of their limits."""
     parser.add_argument(
-        "--policy",
-        dest="policies",
+        "--schedule",
+        dest="schedules",
         action="append",
         default=[],
         metavar="NAME",
-        help="like --compare, but with this policy or FILE.csv; may be repeated",
+        help="like --compare, but with this policy or schedule file, FILE.csv; may be repeated",
     )
     parser.add_argument(
         "--limits",

@@ -123,10 +123,10 @@ class Candidates:
 
 def compare_requested(options: argparse.Namespace, steps: int = 1) -> Comparison | None:
     """Compares the policies that the flags of a tool name, or all; see `compare`."""
-    if options.compare and options.policies:
-        raise UserError("--compare and --policy exclude each other: --compare covers all policies")
+    if options.compare and options.schedules:
+        raise UserError("--compare and --schedule exclude each other: --compare covers all policies")
     with policy_options(options) as limits:
-        candidates = Candidates(options.policies or NAMES, limits, link_of(options), steps)
+        candidates = Candidates(options.schedules or NAMES, limits, link_of(options), steps)
         return compare(options.input, candidates, lambda plan: read_model(common_times(options), plan))
 
 

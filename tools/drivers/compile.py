@@ -58,9 +58,9 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
     is_bundle = options.output.endswith(BUNDLE)
     # Now, since the module of the program may change the working directory.
     output = options.output if options.output == "-" else absolute_path(options.output)
-    policy = options.policy
-    if policy is not None and is_file(policy):
-        policy = absolute_path(policy)
+    schedule = options.schedule
+    if schedule is not None and is_file(schedule):
+        schedule = absolute_path(schedule)
     if options.cpu_devices is not None:
         _use_cpu_devices(options.cpu_devices)
     # Standard output is for the module alone.
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
         target = targets.find(options.target)
         args, kwargs = (target.example_args(), {}) if arguments is None else arguments
         doing(f"lowering {options.target}")
-        lowered = target.lower(args, kwargs, policy=policy, fuse=options.fuse, zero1=options.zero1)
+        lowered = target.lower(args, kwargs, schedule=schedule, fuse=options.fuse, zero1=options.zero1)
         compiled = None
         if phase == _DEVICE or options.explain or options.executables:
             doing(f"compiling {options.target}")

@@ -80,7 +80,9 @@ def _words(tool: str, dest: str) -> Sequence[str] | None:
     """Returns the values of a flag that its parser reads as text."""
     known = {
         ("pw-compile", "phase"): ("stablehlo", *(phase.name for phase in phases(Options())), "device"),
-        ("pw-compile", "policy"): NAMES,
+        ("pw-compile", "schedule"): NAMES,
+        ("pw-sim", "schedules"): NAMES,
+        ("pw-viz", "schedules"): NAMES,
         ("pw-opt", "pipeline"): _PASSES,
         ("pw-opt", "mlir_print_ir_before"): _PASSES,
         ("pw-opt", "mlir_print_ir_after"): _PASSES,

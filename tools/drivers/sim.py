@@ -17,11 +17,11 @@ def run(options: argparse.Namespace) -> int:
     """Runs the tool for its flags; returns the exit code."""
     if options.save_times is not None:
         return _save_times(options)
-    if options.compare or options.policies:
+    if options.compare or options.schedules:
         return _compare(options)
     if options.limits or options.steps is not None:
         flag = "--limits" if options.limits else "--steps"
-        raise UserError(f"{flag} is for --compare and --policy")
+        raise UserError(f"{flag} is for --compare and --schedule")
     plan = read_plan(options.input)
     if plan is None:
         return 1
@@ -47,7 +47,7 @@ def _save_times(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     """Prints the replay of a program by each policy."""
     if options.trace is not None:
-        flag = "--compare" if options.compare else "--policy"
+        flag = "--compare" if options.compare else "--schedule"
         raise UserError(f"{flag} and --trace exclude each other: a trace is of one schedule")
     steps = 1 if options.steps is None else options.steps
     if steps < 1:

@@ -33,10 +33,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _replays(options: argparse.Namespace) -> list[EventLog] | None:
     """Returns the planned timeline, and the simulated one if it differs; or those of policies."""
-    if options.compare or options.policies:
+    if options.compare or options.schedules:
         return _by_policies(options)
     if options.limits:
-        raise UserError("--limits is for policies; give --policy or --compare")
+        raise UserError("--limits is for policies; give --schedule or --compare")
     plan = read_plan(options.input)
     if plan is None:
         return None
@@ -52,7 +52,7 @@ def _by_policies(options: argparse.Namespace) -> list[EventLog] | None:
     comparison = compare_requested(options)
     if comparison is None:
         return None
-    for policy in options.policies:
+    for policy in options.schedules:
         if policy in comparison.refused:
             raise UserError(f"{policy} {comparison.refused[policy]}")
     return list(comparison.timelines.values())

@@ -93,7 +93,7 @@ class PythonTarget:
         return ()
 
     def lower(
-        self, args: Sequence[Any], kwargs: dict[str, Any], policy: str | None = None, **flags: bool
+        self, args: Sequence[Any], kwargs: dict[str, Any], schedule: str | None = None, **flags: bool
     ) -> Lowered:
         """Lowers the program for arguments, with `signatures.Array` for arguments without a value.
 
@@ -105,7 +105,7 @@ class PythonTarget:
         args = [_abstract(value) for value in args]
         kwargs = {name: _abstract(value) for name, value in kwargs.items()}
         self._check_signature(args, kwargs)
-        program = self.program.with_options(**_options(policy, flags))
+        program = self.program.with_options(**_options(schedule, flags))
         return call(f"program '{self.name}'", program.lower, *args, **kwargs)
 
     def compile(self, lowered: Lowered) -> Compiled:
@@ -144,7 +144,7 @@ class MlirTarget:
         return ()
 
     def lower(
-        self, args: Sequence[Any], kwargs: dict[str, Any], policy: str | None = None, **flags: bool
+        self, args: Sequence[Any], kwargs: dict[str, Any], schedule: str | None = None, **flags: bool
     ) -> Lowered:
         """Takes the module through the phases that follow its form.
 
@@ -154,7 +154,7 @@ class MlirTarget:
         if args or kwargs:
             raise UserError(f"{self.name} already specifies its arguments; give none")
         name = symbol(Path(self.name).stem)
-        return call(self.name, lower_module, self.module, name, Options(**_options(policy, flags)))
+        return call(self.name, lower_module, self.module, name, Options(**_options(schedule, flags)))
 
     def compile(self, lowered: Lowered) -> Compiled:
         """Compiles for the devices of the cluster; see `PythonTarget.compile`."""

@@ -8,7 +8,7 @@
 // CHECK: on @s0 [bwd 0 #0] in @loss #0 order 6
 
 // RUN: pw-compile %S/../../../examples/custom_policy.py:step --compile-to=placed -o %t.mlir
-// RUN: pw-sim %t.mlir --policy 1f1b --policy %S/../../../examples/custom_policy.py:Ahead | filecheck %s --check-prefix=SIM
+// RUN: pw-sim %t.mlir --schedule 1f1b --schedule %S/../../../examples/custom_policy.py:Ahead | filecheck %s --check-prefix=SIM
 // SIM: {{^ +}}1f1b {{.*}} 10
 // SIM: custom_policy.py:Ahead {{.*}} 10
 

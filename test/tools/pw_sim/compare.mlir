@@ -7,17 +7,17 @@
 // RUN: not pw-sim %s --compare --limits max-lvie=2 2>&1 | filecheck %s --check-prefix=OPTION
 // RUN: not pw-sim %s --limits max-live=2 2>&1 | filecheck %s --check-prefix=ALONE
 // RUN: printf '0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n' >%t.csv
-// RUN: pw-sim %s --policy gpipe --policy %t.csv | filecheck %s --check-prefix=FILE
-// RUN: pw-viz %s --policy gpipe --policy %t.csv | filecheck %s --check-prefix=FILEPAGE
+// RUN: pw-sim %s --schedule gpipe --schedule %t.csv | filecheck %s --check-prefix=FILE
+// RUN: pw-viz %s --schedule gpipe --schedule %t.csv | filecheck %s --check-prefix=FILEPAGE
 // RUN: pw-compile %s --schedule %t.csv | pw-opt --emit-schedule | filecheck %s --check-prefix=COMPILED
 // RUN: printf '0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3\n' >%t.csv
-// RUN: not pw-sim %s --policy gpipe --policy %t.csv 2>&1 | filecheck %s --check-prefix=WRONG
-// RUN: not pw-sim %s --policy gpipe --compare 2>&1 | filecheck %s --check-prefix=BOTH
-// RUN: pw-sim %s --policy 1f1b --policy search --latency 2 | filecheck %s --check-prefix=LINKS
-// RUN: not pw-sim %s --policy search --latency 2us 2>&1 | filecheck %s --check-prefix=UNIT
-// RUN: not pw-sim %s --policy gpip 2>&1 | filecheck %s --check-prefix=UNKNOWN
-// RUN: pw-viz %s --policy 1f1b --policy zb-h1 | filecheck %s --check-prefix=PAGE
-// RUN: not pw-viz %s --policy zb-v 2>&1 | filecheck %s --check-prefix=UNFIT
+// RUN: not pw-sim %s --schedule gpipe --schedule %t.csv 2>&1 | filecheck %s --check-prefix=WRONG
+// RUN: not pw-sim %s --schedule gpipe --compare 2>&1 | filecheck %s --check-prefix=BOTH
+// RUN: pw-sim %s --schedule 1f1b --schedule search --latency 2 | filecheck %s --check-prefix=LINKS
+// RUN: not pw-sim %s --schedule search --latency 2us 2>&1 | filecheck %s --check-prefix=UNIT
+// RUN: not pw-sim %s --schedule gpip 2>&1 | filecheck %s --check-prefix=UNKNOWN
+// RUN: pw-viz %s --schedule 1f1b --schedule zb-h1 | filecheck %s --check-prefix=PAGE
+// RUN: not pw-viz %s --schedule zb-v 2>&1 | filecheck %s --check-prefix=UNFIT
 
 // Two stages under every policy, the fastest first, and why others do not fit. Halves save a unit of time, for the
 // memory of what waits for the half of the weights.
@@ -40,7 +40,7 @@
 // LIMITS: zb-h2             9          11.1 %   0.0 %    336 B    288 B    8, 256 B
 // LIMITS: gpipe does not fit: it keeps 4 microbatches of stage 0 alive at once, more than 2: use search
 // OPTION: pw-sim: error: 'gpipe(max-lvie=2)': option 'max-lvie' is unknown; did you mean 'max-live'?
-// ALONE: pw-sim: error: --limits is for --compare and --policy
+// ALONE: pw-sim: error: --limits is for --compare and --schedule
 
 // Some policies alone, and schedule files.
 
@@ -51,7 +51,7 @@
 // FILEPAGE: <h2>{{.*}}.csv <small>10 units
 // COMPILED: {{^}}0F0,0F1,,0B0,0F2,0B1,0F3,0B2,,0B3{{$}}
 // WRONG: pw-sim: error: '{{.*}}', by {{.*}}.csv: {{.*}}: row 2: 1B3 is missing
-// BOTH: pw-sim: error: --compare and --policy exclude each other: --compare covers all policies
+// BOTH: pw-sim: error: --compare and --schedule exclude each other: --compare covers all policies
 // UNKNOWN: pw-sim: error: unknown policy 'gpip'; did you mean 'gpipe'?
 
 // A search knows that links take time, a pattern does not.

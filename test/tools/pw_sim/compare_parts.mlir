@@ -1,5 +1,5 @@
 // RUN: pw-sim %s --compare | filecheck %s
-// RUN: pw-viz %s --policy 1f1b | filecheck %s --check-prefix=PAGE
+// RUN: pw-viz %s --schedule 1f1b | filecheck %s --check-prefix=PAGE
 // RUN: pw-compile %s | not pw-sim --compare 2>&1 | filecheck %s --check-prefix=FORM
 
 // A program in parts is compared by a chunk of its loop, here of two iterations: two launches and two transfers each.
