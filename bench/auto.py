@@ -167,7 +167,7 @@ def planned(model: Model, count: int, **options: Any) -> pw.AutoPlan:
     """Returns the plan of a model."""
     loss, init, batch = model
     params = jax.eval_shape(init, jax.random.key(0))
-    return pw.auto(loss, slices=slices(count), microbatches=MICROBATCHES, args=(params, batch), **options)
+    return pw.auto(loss, slices=slices(count), num_microbatches=MICROBATCHES, args=(params, batch), **options)
 
 
 def simulated() -> Iterator[Row]:
@@ -237,7 +237,7 @@ def even_of(model: Model, plan: pw.AutoPlan) -> pw.AutoPlan:
         document["cuts"].sort(key=lambda cut: cut["kind"] != "even")
         file.write_text(json.dumps(document))
         args = plan.args
-        return pw.auto(model[0], slices=plan.slices, microbatches=MICROBATCHES, args=args, plan=file)
+        return pw.auto(model[0], slices=plan.slices, num_microbatches=MICROBATCHES, args=args, plan=file)
 
 
 def step_of(model: Model, plan: pw.AutoPlan) -> tuple[Callable[[], Any], str]:

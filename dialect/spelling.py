@@ -1,9 +1,10 @@
-"""Guesses at what a misspelt name was meant to be, for messages. Imports nothing."""
+"""Present names, for messages about names that are misspelt or renamed. Imports nothing."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
@@ -19,3 +20,25 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the choice nearest to a misspelt name, or nothing."""
     near = nearest(name, choices)
     return f"; did you mean '{near}'?" if near is not None else ""
+
+
+def renamed_keywords[**P, R](**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Returns a decorator of a function: former names of its keywords are errors with the present ones.
+
+    Args:
+      names: the present name of each keyword, by its former name.
+    """
+
+    def decorate(fun: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(fun)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for former in names.keys() & kwargs.keys():
+                raise TypeError(
+                    f"{fun.__name__}() got an unexpected keyword argument '{former}': it is renamed to "
+                    f"'{names[former]}'"
+                )
+            return fun(*args, **kwargs)
+
+        return checked
+
+    return decorate

@@ -13,6 +13,7 @@ from pathways.compiler.auto.flat_loss import flatten_loss
 from pathways.compiler.auto.request import AutoRequest, TimesGiven, read_auto_request
 from pathways.compiler.auto.search import CutSearch
 from pathways.compiler.auto.tried_cuts import read_cuts
+from pathways.dialect.spelling import renamed_keywords
 from pathways.runtime.resources.virtual import VirtualSlice
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -20,11 +21,12 @@ SCHEDULES = ("1f1b", "zb-h1", "zb-v", "search")
 
 
 @boundary
+@renamed_keywords(microbatches="num_microbatches")
 def auto(
     loss: Callable[..., Any],
     *,
     slices: Sequence[VirtualSlice],
-    microbatches: int,
+    num_microbatches: int,
     args: tuple[Any, ...],
     has_aux: bool = False,
     schedules: Sequence[str] = SCHEDULES,
@@ -47,7 +49,7 @@ def auto(
     Args:
       loss: the loss; its first argument are the parameters, which are cut, the others a microbatch.
       slices: the slices, in the order in which a microbatch goes through them.
-      microbatches: the number of microbatches of a step.
+      num_microbatches: the number of microbatches of a step.
       args: the arguments of the loss: arrays, or `jax.ShapeDtypeStruct`s.
       has_aux: whether the loss returns `(value, auxiliary)`, as in `jax.value_and_grad`.
       schedules: the schedules to choose from. With `zb-v` a V is also tried, with two stages on each slice.
@@ -73,7 +75,7 @@ def auto(
 
     Example:
       ```python
-      plan = pw.auto(loss, slices=[s0, s1], microbatches=8, args=(params, microbatch))
+      plan = pw.auto(loss, slices=[s0, s1], num_microbatches=8, args=(params, microbatch))
       params = plan.init(init, key)
 
       @pw.program(schedule=plan.schedule, donate_argnums=0)
@@ -85,7 +87,7 @@ def auto(
     request = read_auto_request(
         loss,
         slices,
-        microbatches,
+        num_microbatches,
         args,
         has_aux=has_aux,
         schedules=schedules,

@@ -29,7 +29,7 @@ class AutoPlan(ProcessBound):
       loss: the loss, to be called in a program with parameters of the plan and a microbatch. Each program
         traces it again.
       schedule: the schedule for `pw.program`.
-      microbatches: the number of microbatches of a step.
+      num_microbatches: the number of microbatches of a step.
       tried: the cuts that were tried, the chosen one first.
       unit: of the times in them: `flops`, or `s`.
     """
@@ -45,7 +45,7 @@ class AutoPlan(ProcessBound):
         self.loss = PlannedLoss(request.loss, cut)
         self.tried = tuple(tried)
         self.schedule = self.tried[0].schedule
-        self.microbatches = request.microbatches
+        self.num_microbatches = request.num_microbatches
         self.unit = unit
         self._cut = cut
         self._request = request
@@ -73,7 +73,7 @@ class AutoPlan(ProcessBound):
         count = len(self._cut.flat.nodes)
         best = self.tried[0]
         lines = [
-            f"pw.auto of '{self._cut.flat.name}': {count} units, {self.microbatches} microbatches, "
+            f"pw.auto of '{self._cut.flat.name}': {count} units, {self.num_microbatches} microbatches, "
             f"schedule '{self.schedule}'",
             table([_HEADS, *(_row(cut, self.unit) for cut in self.tried)]),
             "",

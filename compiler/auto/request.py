@@ -36,7 +36,7 @@ class AutoRequest:
     loss: Callable[..., Any]
     name: str
     slices: tuple[VirtualSlice, ...]
-    microbatches: int
+    num_microbatches: int
     args: tuple[Any, ...]
     has_aux: bool
     schedules: tuple[str, ...]
@@ -55,7 +55,7 @@ class AutoRequest:
 def read_auto_request(
     loss: Callable[..., Any],
     slices: Sequence[VirtualSlice],
-    microbatches: int,
+    num_microbatches: int,
     args: tuple[Any, ...],
     *,
     has_aux: bool,
@@ -76,8 +76,10 @@ def read_auto_request(
         raise TypeError(f"pw.auto expects a loss, got {type(loss).__name__}")
     name = symbol_of(loss)
     what = f"pw.auto of '{name}'"
-    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
-        raise ValueError(f"{what}: microbatches must be an integer of at least 1, got {microbatches!r}")
+    if isinstance(num_microbatches, bool) or not isinstance(num_microbatches, int) or num_microbatches < 1:
+        raise ValueError(
+            f"{what}: num_microbatches must be an integer of at least 1, got {num_microbatches!r}"
+        )
     if not isinstance(args, tuple) or not args:
         raise TypeError(
             f"{what}: args must be a tuple of the arguments of the loss, got {type(args).__name__}"
@@ -87,7 +89,7 @@ def read_auto_request(
         loss,
         name,
         checked,
-        microbatches,
+        num_microbatches,
         tuple(_types(name, n, arg) for n, arg in enumerate(args)),
         has_aux,
         _schedules(what, schedules),

@@ -65,7 +65,7 @@ class CutSearch:
         self.shapes = shapes
         self.flops = units_of(flat)
         self.units, self.unit = timed_units(self.flops, request.times, request.name, request.speeds)
-        self.machine = Machine(request.speeds, request.microbatches, self._link())
+        self.machine = Machine(request.speeds, request.num_microbatches, self._link())
         self.began = time.monotonic()
         self.refusals: dict[str, None] = {}
 
@@ -108,7 +108,7 @@ class CutSearch:
         def simulated() -> Timeline:
             if timeline is not None:
                 return timeline
-            trial = Trial(loss, self.request.microbatches, self.request.has_aux)
+            trial = Trial(loss, self.request.num_microbatches, self.request.has_aux)
             return self._timeline(trial.plan(chosen.schedule), loss, chosen)
 
         return AutoPlan(loss, self.request, cuts, simulated, self.unit)
@@ -211,7 +211,7 @@ class CutSearch:
         bounds = []
         for slice in set(slices):
             stages = [n for n, other in enumerate(slices) if other == slice]
-            busy = self.request.microbatches * sum(loads[n] for n in stages)
+            busy = self.request.num_microbatches * sum(loads[n] for n in stages)
             bounds.append(busy + _LEAST_FORWARD * sum(loads[: stages[0]]))
         return max(bounds)
 
@@ -221,7 +221,7 @@ class CutSearch:
 
     def _simulated(self, cut: TriedCut, loss: CutLoss) -> _Simulated | None:
         """Returns the cut under its best schedule; None if no schedule fits."""
-        trial = Trial(loss, self.request.microbatches, self.request.has_aux)
+        trial = Trial(loss, self.request.num_microbatches, self.request.has_aux)
         results = []
         for schedule in self.request.schedules:
             if "search" not in schedule and ("zb-v" in schedule) != (cut.kind == "v"):

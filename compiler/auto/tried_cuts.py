@@ -72,7 +72,7 @@ def write_cuts(
         "units": len(flat.nodes),
         "fingerprint": fingerprint(flat),
         "slices": len(request.slices),
-        "microbatches": request.microbatches,
+        "microbatches": request.num_microbatches,
         "cuts": rows,
     }
     Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

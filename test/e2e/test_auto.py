@@ -79,7 +79,10 @@ def mlp_loss(params: Any, batch: Any) -> jax.Array:
 def test_auto_balances_wide_layers() -> None:
     batch = numbers(8, 16), numbers(8, 16)
     plan = pw.auto(
-        mlp_loss, slices=slices(2), microbatches=4, args=(init_mlp(jax.random.key(0)), microbatch_of(batch))
+        mlp_loss,
+        slices=slices(2),
+        num_microbatches=4,
+        args=(init_mlp(jax.random.key(0)), microbatch_of(batch)),
     )
     even = next(cut for cut in plan.tried if cut.kind == "even")
     assert plan.tried[0].step < 0.8 * even.step
@@ -127,7 +130,7 @@ def test_auto_cuts_language_model_between_layers(scan: bool, remat: bool) -> Non
     plan = pw.auto(
         loss,
         slices=slices(2),
-        microbatches=4,
+        num_microbatches=4,
         args=(init_lm(jax.random.key(0)), microbatch_of(tokens)),
         schedules=("1f1b", "zb-h1"),
     )
@@ -137,7 +140,7 @@ def test_auto_cuts_language_model_between_layers(scan: bool, remat: bool) -> Non
 
 def test_auto_repeats_plan_from_file(tmp_path: Path) -> None:
     args = init_lm(jax.random.key(0)), jax.ShapeDtypeStruct((4, 9), jnp.int32)
-    options = {"slices": slices(2), "microbatches": 4, "args": args, "schedules": ("1f1b", "zb-v")}
+    options = {"slices": slices(2), "num_microbatches": 4, "args": args, "schedules": ("1f1b", "zb-v")}
     plan = pw.auto(lm_loss(True, False), **options)
     assert str(pw.auto(lm_loss(True, False), **options)) == str(plan), "each search finds the same"
     plan.save(tmp_path / "plan.json")
@@ -159,7 +162,7 @@ def test_auto_names_layers_by_scope_or_line(scoped: bool) -> None:
 
     params = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 4
     microbatch = jax.ShapeDtypeStruct((4, 16), jnp.float32)
-    plan = pw.auto(loss, slices=slices(2), microbatches=MICROBATCHES, args=(params, microbatch))
+    plan = pw.auto(loss, slices=slices(2), num_microbatches=MICROBATCHES, args=(params, microbatch))
     rows = str(plan).partition("\nstages\n")[2].splitlines()
     layers = [row[rows[0].index("begins at") :] for row in rows[1:]]
     assert max(map(len, rows)) <= 120
@@ -170,7 +173,7 @@ def test_auto_names_layers_by_scope_or_line(scoped: bool) -> None:
 def test_auto_splits_and_merges_state_of_optimizer() -> None:
     params = init_lm(jax.random.key(0))
     args = params, jax.ShapeDtypeStruct((4, 9), jnp.int32)
-    plan = pw.auto(lm_loss(True, False), slices=slices(2), microbatches=4, args=args, schedules=("1f1b",))
+    plan = pw.auto(lm_loss(True, False), slices=slices(2), num_microbatches=4, args=args, schedules=("1f1b",))
     state = {"step": 3, "moments": (params, params)}
     split = plan.split(state)
     assert jax.tree.structure(split["moments"][0]) == jax.tree.structure(plan.params)
@@ -182,7 +185,7 @@ def test_auto_writes_plan_as_placed_functions() -> None:
     params, tokens = init_lm(jax.random.key(0)), jnp.ones((4, 9), jnp.int32)
     two = slices(2)
     plan = pw.auto(
-        lm_loss(True, True), slices=two, microbatches=4, args=(params, tokens), schedules=("1f1b",)
+        lm_loss(True, True), slices=two, num_microbatches=4, args=(params, tokens), schedules=("1f1b",)
     )
     written: dict[str, Any] = {}
     exec(plan.source(), written)
@@ -194,7 +197,7 @@ def test_auto_writes_plan_as_placed_functions() -> None:
 def test_auto_reads_times_from_trace(tmp_path: Path) -> None:
     params = init_mlp(jax.random.key(0))
     batch = numbers(8, 16), numbers(8, 16)
-    options = {"slices": slices(2), "microbatches": 4, "args": (params, microbatch_of(batch))}
+    options = {"slices": slices(2), "num_microbatches": 4, "args": (params, microbatch_of(batch))}
     plan = pw.auto(mlp_loss, **options, schedules=("1f1b",))
 
     @pw.program(schedule=plan.schedule)
@@ -244,26 +247,28 @@ def with_one_wide_product(params: Any, batch: Any) -> jax.Array:
         (mlp_loss, {"times": {"units": {"99": 1}}}, "there is no unit '99'; the last one is"),
         (mlp_loss, {"latency": "5us"}, "work is counted in operations: give times= too"),
         (mlp_loss, {"speeds": [1, 2, 3]}, "a positive number for each of 2 slices"),
-        (mlp_loss, {"schedules": ["zb-v(max-live=1)"], "microbatches": 1}, "no schedule fits a cut"),
+        (mlp_loss, {"schedules": ["zb-v(max-live=1)"], "num_microbatches": 1}, "no schedule fits a cut"),
     ],
 )
 def test_auto_refuses_what_cannot_be_cut(loss: Any, options: dict[str, Any], message: str) -> None:
     batch = numbers(2, 16), numbers(2, 16)
     args = init_mlp(jax.random.key(0)), microbatch_of(batch)
     with pytest.raises((ValueError, TypeError), match=message):
-        pw.auto(loss, **({"slices": slices(2), "microbatches": 4, "args": args} | options))
+        pw.auto(loss, **({"slices": slices(2), "num_microbatches": 4, "args": args} | options))
 
 
 def test_auto_refuses_slices_with_replicas() -> None:
     devices = pw.make_virtual_device_set(replicas=2)
     two = [devices.add_slice(1, "x") for _ in range(2)]
     with pytest.raises(ValueError, match="has 2 replicas"):
-        pw.auto(mlp_loss, slices=two, microbatches=4, args=(init_mlp(jax.random.key(0)), numbers(1, 16)))
+        pw.auto(mlp_loss, slices=two, num_microbatches=4, args=(init_mlp(jax.random.key(0)), numbers(1, 16)))
 
 
 def test_auto_loss_has_values_and_settings_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     params, batch = init_mlp(jax.random.key(0)), numbers(1, 16)
-    plan = pw.auto(noisy_loss, slices=slices(2), microbatches=4, args=(params, batch), schedules=("1f1b",))
+    plan = pw.auto(
+        noisy_loss, slices=slices(2), num_microbatches=4, args=(params, batch), schedules=("1f1b",)
+    )
 
     def step(loss: Callable[..., Any]) -> Callable[..., Any]:
         return lambda params, batch: pw.accumulate(loss, 1)(params, batch)
@@ -307,7 +312,7 @@ def noisy_loss(params: Any, batch: Any) -> jax.Array:
 def test_auto_names_arguments_unlike_plan() -> None:
     params = init_mlp(jax.random.key(0))
     args = params, (numbers(1, 16), numbers(1, 16))
-    plan = pw.auto(mlp_loss, slices=slices(2), microbatches=4, args=args, schedules=("1f1b",))
+    plan = pw.auto(mlp_loss, slices=slices(2), num_microbatches=4, args=args, schedules=("1f1b",))
     with pytest.raises(TypeError, match=r"args\[1\]\[0\] of type .*4,16.*, got .*3,16.* is baked in"):
         plan.loss(params, (jnp.ones((3, 16)), args[1][1]))
     with pytest.raises(TypeError, match=r"args\[0\]\[2\] of type float32\[16,16\], got float32\[16\]"):

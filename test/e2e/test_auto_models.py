@@ -151,7 +151,7 @@ def test_auto_gradients_agree_with_uncut_model(model: Callable[[], Model]) -> No
     plan = pw.auto(
         loss,
         slices=[devices.add_slice(1, "x") for _ in range(2)],
-        microbatches=MICROBATCHES,
+        num_microbatches=MICROBATCHES,
         args=(jax.eval_shape(init, jax.random.key(0)), microbatch),
         schedules=("zb-v",) if model is unet else ("1f1b",),
     )

@@ -1,8 +1,11 @@
 """Former names of flags, keywords and variables: one error each, with the present name."""
 
 import importlib
+import traceback
 
 import pytest
+
+import pathways as pw
 
 
 @pytest.mark.parametrize("tool", ["pw_compile", "pw_sim", "pw_viz"])
@@ -12,3 +15,12 @@ def test_flag_of_schedules(tool, capfd):
     for arguments in (["step.mlir", "--policy", "1f1b"], ["--policy=1f1b", "step.mlir"]):
         assert main(arguments) == 1
         assert capfd.readouterr().err == error
+
+
+@pytest.mark.parametrize(("function", "former", "present"), [(pw.auto, "microbatches", "num_microbatches")])
+def test_keywords(function, former, present):
+    message = rf"^{function.__name__}\(\) got .* argument '{former}': it is renamed to '{present}'"
+    with pytest.raises(TypeError, match=message) as caught:
+        function(**{former: 2})
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert frames == ["test_keywords"], "no frame of ours"

@@ -254,7 +254,9 @@ def check(seed: int, number: int) -> str:
     microbatch = jax.tree.map(lambda leaf: leaf[:ROWS], batch)
     options = {"schedules": rng.choice(SCHEDULES), "has_aux": loss.has_aux}
     try:
-        plan = pw.auto(loss, slices=slices, microbatches=MICROBATCHES, args=(params, microbatch), **options)
+        plan = pw.auto(
+            loss, slices=slices, num_microbatches=MICROBATCHES, args=(params, microbatch), **options
+        )
     except pw.ProgramError as error:
         if any(reason in str(error) for reason in REFUSALS):
             return "refused"
