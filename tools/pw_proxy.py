@@ -18,8 +18,8 @@ _DESCRIPTION = """\
 The program is any that uses JAX, and is not changed: JAX itself has the client (JAX_PLATFORMS=proxy).
 Devices, arrays and compiled code are in the server.
 
-For tests of elastic training, SIGUSR1 loses the last slice that is connected, SIGUSR2 returns the one
-that was lost last. Arrays on a slice are DATA_LOSS once it is lost, and new ones until it has returned.
+For tests of elastic training, SIGUSR1 loses the last island that is connected, SIGUSR2 returns the one
+that was lost last. Arrays on an island are DATA_LOSS once it is lost, and new ones until it has returned.
 """
 
 
@@ -45,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 _OF_HOSTS = (
     "devices_per_host",
-    "islands",
     "joined",
     "launcher",
     "address",
@@ -55,7 +54,7 @@ _OF_HOSTS = (
     "python",
     "secret_file",
 )
-"""Options of `pathways.connect` for workers, and how islands are formed."""
+"""Options of `pathways.connect` for workers, and whether islands are joined."""
 
 
 def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
@@ -75,8 +74,6 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
     given = [name for name, value in of_hosts.items() if value not in (None, False)]
     if given and not options.has_hosts:
         raise UserError(f"--{given[0].replace('_', '-')} is for --hosts")
-    if options.has_hosts and options.slices != 1:
-        raise UserError("--slices is for one process; with --hosts each island is a slice")
     from pathways.tools.drivers.fronts import proxy as driver
 
     return driver.run(options, program)
@@ -133,7 +130,8 @@ def make_parser() -> FlagParser:
         "--islands",
         type=positive,
         metavar="N",
-        help="into how many equal islands to divide the hosts; default: each host is one",
+        help="into how many equal islands to divide the hosts, or the devices of the server; they are the "
+        "slices of programs (slice_index); default: each host is one, and the devices of the server are one",
     )
     add(
         "--joined",
@@ -157,13 +155,6 @@ def make_parser() -> FlagParser:
     )
     add("--python", metavar="PATH", help="the Python of workers on other machines")
     add("--secret-file", metavar="FILE", help="the secret of machines that join")
-    add(
-        "--slices",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="into how many equal slices to divide the devices (slice_index of a device); default: 1",
-    )
     add(
         "--max-memory",
         metavar="SIZE",

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
+from pathways.runtime.proxy.arrays.island_states import IslandStates
 from pathways.runtime.proxy.arrays.layouts import make_layout, parse_layout
 from pathways.runtime.proxy.arrays.memory_account import MemoryAccount
 from pathways.runtime.proxy.arrays.placements import (
@@ -19,7 +20,6 @@ from pathways.runtime.proxy.arrays.placements import (
     on_device,
 )
 from pathways.runtime.proxy.arrays.shardings import check_op_sharding
-from pathways.runtime.proxy.arrays.slice_states import SliceStates
 from pathways.runtime.proxy.loading.backend import Backend, OfferedDevice
 from pathways.runtime.proxy.loading.call_traces import CallTraces, MakeRecorder
 from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
@@ -49,8 +49,8 @@ class ServedDevices:
     """Devices of the server, with the messages of the protocol that describe them.
 
     Args:
-      backend: the place of the devices. With more than one slice, the attributes of devices have the index of
-        their slice.
+      backend: the place of the devices. With more than one slice, in JAX's sense, the attributes of devices
+        have its index.
       schedule_ifrt: schedules programs in IFRT IR; None rejects them.
       max_memory: the maximum of bytes of the arrays and programs of all clients; None for no limit.
       folders: the folders in which clients may have the server read and write files.
@@ -69,8 +69,7 @@ class ServedDevices:
         self.backend = backend
         self.devices = tuple(offered.device for offered in backend.devices)
         self.messages = messages
-        self.slices = backend.slices
-        self.slice_states = SliceStates.of(backend.slices)
+        self.island_states = IslandStates.of(backend.islands)
         self.engine = backend.engine
         self.platform = backend.devices[0].facts.platform
         self.schedule_ifrt = schedule_ifrt
@@ -81,18 +80,15 @@ class ServedDevices:
         self.program_cache = ProgramCache[Any]() if max_memory is None else ProgramCache[Any](0)
         self.folders = folders or PermittedFolders(advice=FOLDERS_ADVICE)
         self._by_id = {device.id: device for device in self.devices}
-        self._slices = {offered.device: offered.slice for offered in backend.devices}
+        self._islands = {offered.device: offered.island for offered in backend.devices}
+        self._has_slices = any(offered.slice_index for offered in backend.devices)
         self._memory_kinds = {memory.kind for offered in backend.devices for memory in offered.facts.memories}
         self._placements: dict[bytes, ArrayPlacement] = {}
         self._kinds = messages["xla.ifrt.DTypeProto"].DESCRIPTOR.enum_types_by_name["Kind"]
 
-    def slice_of(self, device: jax.Device) -> int:
-        """Returns the index of the slice of a device."""
-        return self._slices[device]
-
-    def slices_of(self, devices: Iterable[jax.Device]) -> frozenset[int]:
-        """Returns the indices of the slices of devices."""
-        return frozenset(self._slices[device] for device in devices)
+    def islands_of(self, devices: Iterable[jax.Device]) -> frozenset[int]:
+        """Returns the numbers of the islands of devices."""
+        return frozenset(self._islands[device] for device in devices)
 
     def device(self, number: int) -> jax.Device:
         """Returns a device by its id.
@@ -144,8 +140,8 @@ class ServedDevices:
         response.primary_device_ids.append(number)
         response.addressable_device_ids.append(number)
         attributes = described.attributes.attributes
-        if self.slices > 1:
-            attributes["slice_index"].int64_value = offered.slice
+        if self._has_slices:
+            attributes["slice_index"].int64_value = offered.slice_index
         if offered.task is not None:
             for name in ("task_id", "virtual_task_index"):
                 attributes[name].int64_value = offered.task

@@ -108,13 +108,13 @@ def _load_bundle(
     plans = {name: part.plan for name, part in program.sub_programs.items()}
     ports = program.calls.plan_of_ports(manifest.name, plans)
     interface = MpmdInterface.of(ports, devices, slices, by_port=True)
-    used = served.slices_of(interface.devices)
+    used = served.islands_of(interface.devices)
 
     def check() -> None:
         """Raises an error if no further chunk of a loop may run."""
         if cancellation.is_requested:
             raise StatusError(StatusCode.CANCELLED, f"program '{manifest.name}': the session has ended")
-        states = served.slice_states
+        states = served.island_states
         if states.lost & used:
             raise states.refusal_of(states.lost & used)
 

@@ -87,7 +87,7 @@ class FileJob:
         while not self.is_ready:
             left = self._deadline - time.monotonic()
             if left <= 0:
-                # Not DEADLINE_EXCEEDED, which libraries for elastic training take for a lost slice.
+                # Not DEADLINE_EXCEEDED, which libraries for elastic training take for a lost island.
                 raise StatusError(StatusCode.ABORTED, f"took longer than its timeout of {self._timeout:g} s")
             # In intervals, since nothing else wakes a job that was cancelled.
             with contextlib.suppress(TimeoutError):
@@ -370,7 +370,7 @@ _CODES = {
 def _status(error: Exception) -> StatusError:
     """Returns the status of an error of the system or of tensorstore.
 
-    None of them is NOT_FOUND or DATA_LOSS, which libraries for elastic training take for a lost slice.
+    None of them is NOT_FOUND or DATA_LOSS, which libraries for elastic training take for a lost island.
     """
     text = str(error)
     of_system = error if isinstance(error, OSError) else system_error(error)

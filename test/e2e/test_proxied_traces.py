@@ -222,7 +222,7 @@ def test_a_lost_server_ends_a_trace_with_a_warning(tmp_path: Path) -> None:
         print(str(error).partition(":")[0])
     """
     with (
-        pathways.proxy.serve(tmp_path / "proxy" / "socket", jax.devices("cpu"), slices=2) as server,
+        pathways.proxy.serve(tmp_path / "proxy" / "socket", jax.devices("cpu"), islands=2) as server,
         started(server, program, tmp_path / "run.json") as client,
     ):
         wait_for_line(client, "traces")
@@ -237,7 +237,7 @@ def test_a_lost_server_ends_a_trace_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_trace_of_the_environment_is_of_the_program(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pathways.tools.pw_proxy", "--cpu-devices", "8", "--slices", "2"]
+    command = [sys.executable, "-m", "pathways.tools.pw_proxy", "--cpu-devices", "8", "--islands", "2"]
     done = subprocess.run(
         [*command, "--", sys.executable, "-c", PIPELINE + "    step(weights, batch)", ""],
         env=os.environ | {"PW_TRACE": str(tmp_path / "run.json")},

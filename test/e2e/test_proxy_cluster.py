@@ -414,8 +414,8 @@ def test_pw_cluster_run_loses_drained_islands_with_notice(cluster: Tool) -> None
         assert error.startswith("pw-cluster: error: island0 has left after 1 s, and lost all of client 'px'")
         out, err = process.communicate("\n", timeout=60)
         assert out.splitlines() == [
-            "DATA_LOSS: slice 0 was lost: host 0 (island0) has left: drained",
-            "UNAVAILABLE: slice 0 was lost: host 0 (island0) has left: drained",
+            "DATA_LOSS: island0 was lost: host 0 (island0) has left: drained",
+            "UNAVAILABLE: island0 was lost: host 0 (island0) has left: drained",
             "0.0 4.0 8.0 12.0",
         ], err[-2000:]
     # Without --islands, a program gets the devices of the others.

@@ -36,7 +36,7 @@ def change(request):
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ProxyServer]:
     """Starts a server of two slices of four devices."""
-    with pathways.proxy.serve(tmp_path / "socket", jax.devices("cpu"), slices=2) as server:
+    with pathways.proxy.serve(tmp_path / "socket", jax.devices("cpu"), islands=2) as server:
         yield server
 
 
@@ -57,7 +57,7 @@ def run(server: ProxyServer, program: str) -> list[str]:
         for line in client.stdout:
             words = line.split()
             if words[0] in ("lose", "return"):
-                (server.lose_slice if words[0] == "lose" else server.return_slice)(int(words[1]))
+                (server.lose_island if words[0] == "lose" else server.return_island)(int(words[1]))
                 print(file=client.stdin, flush=True)
             else:
                 lines.append(line.rstrip())
@@ -183,4 +183,4 @@ except jax.errors.JaxRuntimeError as error:
     print(error)
 print(float(jax.device_put(1.0, slices[0][0]) + 1))
 """
-    assert run(server, program) == ["DATA_LOSS: slice 1 was lost", "2.0"]
+    assert run(server, program) == ["DATA_LOSS: island1 was lost", "2.0"]

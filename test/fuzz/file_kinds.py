@@ -182,7 +182,7 @@ OTHER_VALUES = frozenset(
         *("pw-run --random", "pw-run --cpu-devices", "pw-sim --steps", "pw-viz --step"),
         *(f"{tool} --{flag}" for tool in ("pw-sim", "pw-viz") for flag in ("taken", "latency", "bandwidth")),
         *("pw-sim --limits", "pw-viz --limits", "pw-proxy --listen", "pw-proxy --platform"),
-        *("pw-proxy --cpu-devices", "pw-proxy --slices", "pw-proxy --max-memory", "pw-proxy --files"),
+        *("pw-proxy --cpu-devices", "pw-proxy --max-memory", "pw-proxy --files"),
         *("pw-proxy --hosts", "pw-proxy --devices-per-host", "pw-proxy --islands", "pw-proxy --launcher"),
         *("pw-proxy --address", "pw-proxy --bind", "pw-proxy --ports", "pw-proxy --start"),
         *("pw-proxy --python", "pw-proxy --secret-file"),

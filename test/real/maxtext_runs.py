@@ -258,7 +258,7 @@ def elastic(name: str) -> tuple[Outcome, Outcome]:
             log.wait_for(_SAVES)
         _lose(process)
         if not IN_CLUSTER:
-            log.wait_for("slice 1 lost")
+            log.wait_for("island1 lost")
         lost = time.monotonic()
         log.wait_for(_ATTEMPT.format(4))
         log.wait_for(_STEP)

@@ -116,7 +116,7 @@ IN_CLUSTER = "CLUSTER" in os.environ
 
 def proxied(slices: int = 1, *, joined: bool = True) -> Side:
     """A program behind `pw-proxy`, with as many slices; on hosts these are islands, which may be joined."""
-    flags = ["--cpu-devices", "8", "--slices", str(slices)]
+    flags = ["--cpu-devices", "8", "--islands", str(slices)]
     if IN_CLUSTER:
         flags = ["--hosts", "2", "--devices-per-host", "4", "--islands", str(slices)]
         flags += ["--joined"] if joined else []

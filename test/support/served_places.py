@@ -30,4 +30,4 @@ def serve(where: str, folder: Path) -> AbstractContextManager[ProxyServer]:
     if where == "hosts":
         backend = HostsBackend(start_session(settings_of(None, islands=[Island(2, 2)] * 2)))
         return pathways.proxy.serve(path, backend=backend)
-    return pathways.proxy.serve(path, jax.devices("cpu"), slices=2)
+    return pathways.proxy.serve(path, jax.devices("cpu"), islands=2)

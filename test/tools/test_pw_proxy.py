@@ -35,7 +35,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_runs_a_program_and_exits_with_its_code() -> None:
-    done = run("--cpu-devices", "4", "--slices", "2", "--", sys.executable, "-c", PROGRAM, "3")
+    done = run("--cpu-devices", "4", "--islands", "2", "--", sys.executable, "-c", PROGRAM, "3")
     assert done.stdout == "[0, 1, 2, 3] [0, 0, 1, 1]\n2.0\n"
     assert done.returncode == 3
 
@@ -180,7 +180,7 @@ def test_serves_until_sigterm(tmp_path: Path) -> None:
     assert not (folder / "jax").exists()
 
 
-def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
+def test_signals_lose_and_return_islands(tmp_path: Path) -> None:
     program = """if True:
         import os, signal, time
         import jax
@@ -189,7 +189,7 @@ def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
             try:
                 return float(jax.device_put(1.0, device)) == 1
             except jax.errors.JaxRuntimeError as error:
-                assert "DATA_LOSS: slice" in str(error), error
+                assert "DATA_LOSS: island" in str(error), error
                 return False
 
         for number in (signal.SIGUSR1,) * 2 + (signal.SIGUSR2,) * 2:
@@ -199,13 +199,13 @@ def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
                 now = [is_connected(device) for device in jax.devices()]
             print(now)
         """
-    done = run("--cpu-devices", "2", "--slices", "2", "--", sys.executable, "-c", program)
+    done = run("--cpu-devices", "2", "--islands", "2", "--", sys.executable, "-c", program)
     assert done.stdout == "[True, False]\n[False, False]\n[True, False]\n[True, True]\n", done.stderr
     assert [line for line in done.stderr.splitlines() if line.startswith("pw-proxy")] == [
-        "pw-proxy: slice 1 lost",
-        "pw-proxy: slice 0 lost",
-        "pw-proxy: slice 0 returned",
-        "pw-proxy: slice 1 returned",
+        "pw-proxy: island1 lost",
+        "pw-proxy: island0 lost",
+        "pw-proxy: island0 returned",
+        "pw-proxy: island1 returned",
     ]
 
 
@@ -229,10 +229,7 @@ def test_signals_lose_and_return_slices(tmp_path: Path) -> None:
         (["--launcher", "join", "--", "ls"], "--launcher is for --hosts"),
         (["--hosts", "0", "--", "ls"], "argument --hosts: must be at least 1, got 0"),
         (["--hosts", "3", "--islands", "2", "--", "ls"], "--hosts 3 cannot form 2 equal islands"),
-        (
-            ["--hosts", "2", "--slices", "2", "--", "ls"],
-            "--slices is for one process; with --hosts each island is a slice",
-        ),
+        (["--slices", "2", "--", "ls"], "--slices is renamed to --islands"),
         (
             ["--hosts", "a,b", "--", "ls"],
             "--hosts a,b needs --bind, the address of this machine that workers on others reach",
@@ -281,7 +278,7 @@ def test_a_platform_without_devices(
     ("arguments", "error"),
     [
         (["--", "/no/such/program"], "program not found: '/no/such/program'"),
-        (["--slices", "3", "--cpu-devices", "4", "--", "ls"], "4 devices cannot form 3 equal slices"),
+        (["--islands", "3", "--cpu-devices", "4", "--", "ls"], "4 devices cannot form 3 equal islands"),
     ],
 )
 def test_what_cannot_be_served(arguments: list[str], error: str) -> None:

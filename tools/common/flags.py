@@ -11,7 +11,7 @@ from pathways.tools.common.errors import UserError
 
 MAX_CPU_DEVICES = 4096
 
-RENAMED = {"--policy": "--schedule"}
+RENAMED = {"--policy": "--schedule", "--slices": "--islands"}
 """New names of flags that tools had under other names."""
 
 TIMES_HELP = """\

@@ -31,7 +31,7 @@ from pathways.runtime.resources.status import Status
 
 
 class HostsBackend(Backend):
-    """Devices of the hosts of a session; an island is a slice, or several that are joined.
+    """Devices of the hosts of a session; an island is a slice in JAX's sense, or several that are joined.
 
     Args:
       session: the session, which the backend closes.
@@ -48,23 +48,24 @@ class HostsBackend(Backend):
         self.step_deadline = session.step_deadline
         self.store = HostedFileStore(self.engine)
         used = range(len(session.pool.gangs)) if islands is None else islands
-        # The number of the island of each slice.
-        self._islands: list[int] = []
+        # The numbers of its islands in the session.
+        self._numbers = tuple(used)
         # Of this process: its settings are those of the workers that it starts.
         self.client = jax.devices()[0].client
         offered = []
-        for number in used:
+        slices = 0
+        for position, number in enumerate(self._numbers):
             (gang,) = session.pool.current([number])
             _, replies = session.load_foreign("devices", gang.hosts, DEVICES, b"")
             facts = {each.id: each for reply in replies for each in decode_all(reply.facts)}
-            first, island = len(self._islands), session.cluster.islands[number]
-            self._islands += [number] * island.slices
+            island = session.cluster.islands[number]
             for n, device in enumerate(island.devices):
                 hosted = HostedDevice(device.position, device.id, number, device.host.index)
                 own = facts[device.id].renumbered(hosted.id)
-                slice = first + n * island.slices // len(island.devices)
-                offered.append(OfferedDevice(hosted, own, slice, hosted.host))
-        self.slices = len(self._islands)
+                slice = slices + n * island.slices // len(island.devices)
+                offered.append(OfferedDevice(hosted, own, position, slice, hosted.host))
+            slices += island.slices
+        self.islands = tuple(session.cluster.islands[number].name for number in self._numbers)
         self.devices = tuple(offered)
         self.engine.default_memory = offered[0].facts.default_memory
 
@@ -117,7 +118,7 @@ class HostsBackend(Backend):
 
     @override
     def start(self, lose: Callable[[int, str, bool], None], restore: Callable[[int], None]) -> None:
-        self._watch = IslandWatch(self._session, self._islands, lose, restore)
+        self._watch = IslandWatch(self._session, self._numbers, lose, restore)
 
     @override
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Watch over the islands of a session, which are the slices of clients."""
+"""Watch over the islands of a session, on which clients have arrays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class IslandWatch:
 
     Args:
       session: the session.
-      islands: the number of the island of each slice.
-      lose: called with the number of a slice that is lost, the reason, and whether it returns by itself.
-      restore: called with the number of a slice that has new workers.
+      islands: the numbers of its islands.
+      lose: called with the position in `islands` of one that is lost, the reason, and whether it returns by
+        itself.
+      restore: called with the position of an island that has new workers.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class IslandWatch:
         self._islands = tuple(islands)
         self._lose = lose
         self._restore = restore
-        # The workers of each slice that clients know of; None while it is lost for them.
+        # The workers of each island that clients know of; None while it is lost for them.
         self._known: list[HostGang | None] = [session.pool.gangs[number] for number in islands]
         self._closed = threading.Event()
         self._thread = start_thread(self._watch, "proxy islands")
@@ -52,14 +53,14 @@ class IslandWatch:
     def _watch(self) -> None:
         while not self._closed.wait(_CHECK_SECONDS) and not self._session.is_closed:
             current = self._current()
-            for slice, (before, now) in enumerate(zip(self._known, current, strict=True)):
+            for position, (before, now) in enumerate(zip(self._known, current, strict=True)):
                 if before is not None and before is not now:
                     failure = before.life.failure
-                    # No slice returns: what fails says so itself.
+                    # No island returns: what fails says so itself.
                     if failure is not None and failure.kind is ServiceLostError:
                         return
                     why = before.name if failure is None else failure.text
-                    self._lose(slice, why, not before.life.is_out)
+                    self._lose(position, why, not before.life.is_out)
                 if now is not None and before is not now:
-                    self._restore(slice)
+                    self._restore(position)
             self._known = current

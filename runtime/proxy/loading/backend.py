@@ -25,13 +25,15 @@ class OfferedDevice:
     Attributes:
       device: the device in placements of arrays; its `id` is that which clients know.
       facts: the facts that clients get.
-      slice: the index of its slice.
+      island: the number of its island.
+      slice_index: the number of its slice, in JAX's sense: hosts of an island may form several.
       task: the number of its host; None for this process.
     """
 
     device: Any
     facts: DeviceFacts
-    slice: int = 0
+    island: int = 0
+    slice_index: int = 0
     task: int | None = None
 
 
@@ -42,7 +44,7 @@ class Backend(abc.ABC):
       devices: the devices, by the ids that clients know.
       engine: the engine of arrays.
       store: writes arrays to files, and reads them.
-      slices: the number of slices.
+      islands: the names of the islands.
       client: the client of XLA whose defaults compiler options have.
       step_deadline: seconds after which a loop whose end depends on values is ended; None for never.
     """
@@ -50,7 +52,7 @@ class Backend(abc.ABC):
     devices: tuple[OfferedDevice, ...]
     engine: ArrayEngine
     store: FileStore
-    slices: int
+    islands: tuple[str, ...]
     client: Any
     step_deadline: float | None = None
 
@@ -84,15 +86,16 @@ class Backend(abc.ABC):
         """Returns the present facts about its devices.
 
         Args:
-          lost: the numbers of the slices that are lost for clients.
+          lost: the numbers of the islands that are lost for clients.
         """
 
     @abc.abstractmethod
     def start(self, lose: Callable[[int, str, bool], None], restore: Callable[[int], None]) -> None:
-        """Starts to report slices.
+        """Starts to report islands.
 
         Args:
-          lose: called with the number of a slice that is lost, the reason, and whether it returns by itself.
+          lose: called with the number of an island that is lost, the reason, and whether it returns by
+            itself.
           restore: called with the number of one that has returned, without the arrays that it had.
         """
 

@@ -77,20 +77,21 @@ class LocalBackend(Backend):
 
     Args:
       devices: the devices that clients may use.
-      slices: the number of equal slices that they form.
+      islands: the number of equal islands that they form.
 
     Raises:
-      ValueError: they cannot form that number of slices.
+      ValueError: they cannot form that number of islands.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], slices: int = 1) -> None:
-        if slices < 1 or len(devices) % slices:
-            raise ValueError(f"{len(devices)} devices cannot form {slices} equal slices")
-        self.slices = slices
+    def __init__(self, devices: Sequence[jax.Device], islands: int = 1) -> None:
+        if islands < 1 or len(devices) % islands:
+            raise ValueError(f"{len(devices)} devices cannot form {islands} equal islands")
+        self.islands = tuple(f"island{number}" for number in range(islands))
         self.client = devices[0].client
         self.devices = tuple(
-            OfferedDevice(device, facts_of_device(device), number * slices // len(devices))
+            OfferedDevice(device, facts_of_device(device), island, slice_index=island)
             for number, device in enumerate(devices)
+            for island in (number * islands // len(devices),)
         )
         self.engine: LocalEngine = LocalEngine()
         self.store = LocalFileStore(self.engine)
@@ -118,8 +119,7 @@ class LocalBackend(Backend):
 
     @override
     def status(self) -> Status:
-        islands = [f"island{number}" for number in range(self.slices)]
-        here = host_status(os.getpid(), islands, [offered.device for offered in self.devices])
+        here = host_status(os.getpid(), self.islands, [offered.device for offered in self.devices])
         return Status("server", (here,), ())
 
     @override
@@ -129,14 +129,14 @@ class LocalBackend(Backend):
                 offered.device.id,
                 0,
                 memory_limit(offered.device),
-                "lost" if offered.slice in lost else "running",
+                "lost" if offered.island in lost else "running",
             )
             for offered in self.devices
         ]
 
     @override
     def start(self, lose: Callable[[int, str, bool], None], restore: Callable[[int], None]) -> None:
-        pass  # Slices of this process are lost by request alone.
+        pass  # Islands of this process are lost by request alone.
 
     @override
     def close(self) -> None:

@@ -16,7 +16,7 @@ MAX_PROGRAM_BYTES = 16 << 20
 class ProgramCache[Program]:
     """Least-recently-used cache of compiled programs, by the bytes that clients have sent.
 
-    A trainer that continues on other devices, as after the loss of a slice, sends the same programs again.
+    A trainer that continues on other devices, as after the loss of an island, sends the same programs again.
     Without the cache, the server would spend most of the time until the next step on reading their code from
     files.
 

@@ -34,7 +34,7 @@ class Signal(enum.Enum):
     """Work of a dispatching thread besides requests."""
 
     END_SESSION = "the stream has ended"
-    FREE_LOST_ARRAYS = "a slice was lost"
+    FREE_LOST_ARRAYS = "an island was lost"
 
 
 Requests = queue.SimpleQueue[Buffer | Signal]
@@ -215,7 +215,7 @@ class SessionCall(ServiceCall):
         self._registry = registry
         self._requests: Requests = queue.SimpleQueue()
         self._waiting = WaitingThreads(_WAITING_THREADS, _MAX_WAITING)
-        # Only the dispatching thread may change a session: a thread that loses a slice sends it a signal.
+        # Only the dispatching thread may change a session: a thread that loses an island sends it a signal.
         wake = functools.partial(self._requests.put, Signal.FREE_LOST_ARRAYS)
         send = functools.partial(writer.send, stream)
         self._session = registry.start(send, self._waiting.run, wake, self._flush)

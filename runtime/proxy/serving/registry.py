@@ -70,16 +70,16 @@ class SessionRegistry:
                 raise StatusError(StatusCode.INVALID_ARGUMENT, f"no session has the id {number}")
             return self._sessions[number]
 
-    def lose_slice(self, index: int, reason: str, *, returns: bool = True) -> None:
-        """Treats a slice as lost; see `ProxyServer.lose_slice`."""
+    def lose_island(self, index: int, reason: str, *, returns: bool = True) -> None:
+        """Treats an island as lost; see `ProxyServer.lose_island`."""
         with self._lock:
             # States first: a session that is not in the list yet starts with the new ones.
-            self.served.slice_states = self.served.slice_states.lose(index, reason, returns=returns)
+            self.served.island_states = self.served.island_states.lose(index, reason, returns=returns)
             sessions = tuple(self._sessions.values())
         for session in sessions:
             session.handle_loss()
 
-    def return_slice(self, index: int) -> None:
-        """Returns a slice that was lost; see `ProxyServer.return_slice`."""
+    def return_island(self, index: int) -> None:
+        """Returns an island that was lost; see `ProxyServer.return_island`."""
         with self._lock:
-            self.served.slice_states = self.served.slice_states.restore(index)
+            self.served.island_states = self.served.island_states.restore(index)

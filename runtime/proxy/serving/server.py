@@ -11,6 +11,7 @@ from typing import Self
 
 import jax
 
+from pathways.dialect.spelling import renamed_keywords
 from pathways.runtime.proxy.devices import FOLDERS_ADVICE, ScheduleIfrt, ServedDevices
 from pathways.runtime.proxy.loading.backend import Backend
 from pathways.runtime.proxy.loading.call_traces import MakeRecorder
@@ -50,7 +51,7 @@ class ProxyServer:
         self._is_closed = False
         start_thread(self._accept, "proxy accepts")
         self.registry.stalls.start()
-        served.backend.start(self.lose_slice, self.return_slice)
+        served.backend.start(self.lose_island, self.return_island)
 
     @property
     def path(self) -> Path:
@@ -95,24 +96,24 @@ class ProxyServer:
         self.served.backend.close()
         self.registry.stalls.close()
 
-    def lose_slice(self, index: int, reason: str = "", returns: bool = True) -> None:
-        """Treats a slice as lost: all arrays on it become errors, and so do new ones.
+    def lose_island(self, index: int, reason: str = "", returns: bool = True) -> None:
+        """Treats an island as lost: all arrays on it become errors, and so do new ones.
 
         Args:
           returns: whether it returns by itself.
 
         Raises:
-          ValueError: there is no such slice, or it is lost already.
+          ValueError: there is no such island, or it is lost already.
         """
-        self.registry.lose_slice(index, reason, returns=returns)
+        self.registry.lose_island(index, reason, returns=returns)
 
-    def return_slice(self, index: int) -> None:
-        """Returns a slice that was lost, for new arrays; its earlier ones stay lost.
+    def return_island(self, index: int) -> None:
+        """Returns an island that was lost, for new arrays; its earlier ones stay lost.
 
         Raises:
-          ValueError: there is no such slice, or it is not lost.
+          ValueError: there is no such island, or it is not lost.
         """
-        self.registry.return_slice(index)
+        self.registry.return_island(index)
 
     def _accept(self) -> None:
         while True:
@@ -137,10 +138,11 @@ class ProxyServer:
                 self._connections.discard(connection)
 
 
+@renamed_keywords(slices="islands")
 def serve(
     path: str | os.PathLike[str] | None = None,
     devices: Sequence[jax.Device] | None = None,
-    slices: int = 1,
+    islands: int = 1,
     *,
     max_memory: int | None = None,
     files: Sequence[str | os.PathLike[str]] = (),
@@ -155,8 +157,8 @@ def serve(
       path: a UNIX socket, in a folder that only this user may enter, and which is created if its parent
         exists; by default one in a new folder.
       devices: the devices to serve; by default all devices of JAX.
-      slices: the number of equal slices that the devices form; with more than one, devices have a
-        `slice_index`.
+      islands: the number of equal islands that the devices form; with more than one, devices have a
+        `slice_index`, the number of their island.
       max_memory: the maximum of bytes of the arrays and programs of all clients together; beyond that,
         requests fail with the status RESOURCE_EXHAUSTED. None for no limit.
       files: folders below which programs may have the server write and read arrays; by default none.
@@ -164,7 +166,7 @@ def serve(
         cannot authenticate itself, and any client that connects can run code in this process.
       schedule_ifrt: schedules programs of Shardy's MPMD compiler; None rejects them.
       make_recorder: creates the recorders of traces of clients; None rejects these.
-      backend: the place of the devices, in place of `devices` and `slices`; the server closes it.
+      backend: the place of the devices, in place of `devices` and `islands`; the server closes it.
 
     Returns:
       The server, a context manager that closes it; its `environment` is for the programs.
@@ -172,14 +174,14 @@ def serve(
     Raises:
       ServerError: the server cannot listen there.
       DescriptorError: this release of jaxlib is not supported.
-      ValueError: the devices cannot form that number of slices, there is both a path and an address, or one
+      ValueError: the devices cannot form that number of islands, there is both a path and an address, or one
         of the folders does not exist.
     """
     if path is not None and insecure_address is not None:
         raise ValueError("expected a path or an address to listen at, got both")
     folders = PermittedFolders(files, FOLDERS_ADVICE)
     if backend is None:
-        backend = LocalBackend(jax.devices() if devices is None else devices, slices)
+        backend = LocalBackend(jax.devices() if devices is None else devices, islands)
     served = ServedDevices(backend, descriptors.messages(), schedule_ifrt, max_memory, folders, make_recorder)
     endpoint = insecure_address if path is None else Path(path).absolute()
     return ProxyServer(endpoint, served)

@@ -104,18 +104,18 @@ def _start(
 def _start_restricted(
     state: SessionState, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
 ) -> tuple[list[ProxyArray], FileJob | None]:
-    """Starts an execution while slices are lost, or with a limit of memory.
+    """Starts an execution while islands are lost, or with a limit of memory.
 
     The memory that it needs is reserved before. With the memory that it consumes, it passes to the results,
     so that no other session can take any of it meanwhile.
 
     Raises:
-      StatusError: the program is on a lost slice.
+      StatusError: the program is on a lost island.
       ResourceError: it needs too much memory.
     """
-    lost = state.slices.lost & state.served.slices_of(program.devices)
+    lost = state.islands.lost & state.served.islands_of(program.devices)
     if lost:
-        raise state.slices.refusal_of(lost)
+        raise state.islands.refusal_of(lost)
     donated = [arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)]
     consumed = [allocation for array in donated for allocation in array.memory]
     reserved: tuple[Allocation, ...] = ()

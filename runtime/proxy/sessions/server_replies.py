@@ -29,7 +29,7 @@ def _status(state: SessionState, body: Any) -> str:
 def _devices(state: SessionState, body: Any) -> str:
     _check_empty(DEVICES, body)
     served = state.served
-    return _encoded(served.backend.served_devices(served.slice_states.lost))
+    return _encoded(served.backend.served_devices(served.island_states.lost))
 
 
 def _program(state: SessionState, body: Any) -> str:

@@ -82,7 +82,7 @@ class ProxySession:
         self._wake = wake
         self._replies = ReplyEncoder(served.messages)
         # Replies that other threads compute, with the ids of their requests. A thread that has computed one
-        # and a thread that handles a lost slice may both want to send it. Only the thread that removes it
+        # and a thread that handles a lost island may both want to send it. Only the thread that removes it
         # from here sends it, so that each is sent once.
         self._pending: dict[DeferredReply, int] = {}
 
@@ -133,19 +133,19 @@ class ProxySession:
         return None
 
     def free_lost_arrays(self) -> None:
-        """Frees the arrays on slices that were lost; called, like `dispatch`, by the dispatching thread."""
+        """Frees the arrays on islands that were lost; called, like `dispatch`, by the dispatching thread."""
         if self.state.has_new_losses:
             self.state.lose_arrays()
 
     def handle_loss(self) -> None:
-        """Handles the loss of a slice; called from any thread."""
+        """Handles the loss of an island; called from any thread."""
         # Not left to the dispatching thread, which may wait for the client.
         self._fail_pending()
         self._wake()
 
     def _fail_pending(self) -> None:
-        """Replies to requests that wait for arrays on lost slices; called from any thread."""
-        lost = self._served.slice_states.lost
+        """Replies to requests that wait for arrays on lost islands; called from any thread."""
+        lost = self._served.island_states.lost
         for deferred in tuple(self._pending):
             error = next(filter(None, (self.state.loss_of(array, lost) for array in deferred.waited)), None)
             op_id = None if error is None else self._pending.pop(deferred, None)
@@ -168,7 +168,7 @@ class ProxySession:
         except Exception as error:
             failed = status_of(error)
         op_id = self._pending.pop(deferred, None)
-        if op_id is None:  # A slice was lost meanwhile, and the error of the loss was the reply.
+        if op_id is None:  # An island was lost meanwhile, and the error of the loss was the reply.
             return
         try:
             if failed is None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from pathways.runtime.proxy.arrays.island_states import IslandStates
 from pathways.runtime.proxy.arrays.memory_account import Allocation
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
-from pathways.runtime.proxy.arrays.slice_states import SliceStates
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.host_buffers import HostBuffers, max_bytes
 from pathways.runtime.proxy.loading.call_traces import SessionTrace
@@ -75,7 +75,7 @@ class SessionState:
         self.trace = SessionTrace(served.call_traces)
         self.is_closed = False
         self._watch = watch
-        self._slices = served.slice_states
+        self._islands = served.island_states
         self._file_jobs: list[FileJob] = []
         self._handles = itertools.count(FIRST_SERVER_HANDLE)
         self._closing = threading.Lock()
@@ -196,14 +196,14 @@ class SessionState:
 
     @property
     def has_new_losses(self) -> bool:
-        """Whether slices were lost or returned since `lose_arrays`."""
-        return self._slices is not self.served.slice_states
+        """Whether islands were lost or returned since `lose_arrays`."""
+        return self._islands is not self.served.island_states
 
     def lose_arrays(self) -> None:
-        """Replaces arrays on slices that were lost since the last call by errors."""
-        states = self.served.slice_states
-        lost = states.lost_since(self._slices.epoch)
-        self._slices = states
+        """Replaces arrays on islands that were lost since the last call by errors."""
+        states = self.served.island_states
+        lost = states.lost_since(self._islands.epoch)
+        self._islands = states
         for handle, array in self.arrays.items():
             self.arrays[handle] = self._unless_lost(array, lost)
         for handle, waited in tuple(self.futures.items()):
@@ -212,17 +212,17 @@ class SessionState:
             ]
 
     @property
-    def slices(self) -> SliceStates:
-        """The states of slices when `lose_arrays` was called last."""
-        return self._slices
+    def islands(self) -> IslandStates:
+        """The states of islands when `lose_arrays` was called last."""
+        return self._islands
 
     @property
     def is_restricted(self) -> bool:
-        """Whether `admit` must check arrays: slices are lost, or memory has a limit."""
-        return bool(self._slices.lost) or self.served.memory.limit is not None
+        """Whether `admit` must check arrays: islands are lost, or memory has a limit."""
+        return bool(self._islands.lost) or self.served.memory.limit is not None
 
     def admit(self, array: ProxyArray) -> ProxyArray:
-        """Accounts for a new array; returns its error if it is on a lost slice, or too large."""
+        """Accounts for a new array; returns its error if it is on a lost island, or too large."""
         array = self._unless_refused(array)
         if not self._needs_memory(array):
             return array
@@ -250,22 +250,22 @@ class SessionState:
         return [self.admit(array) for array in admitted]
 
     def _unless_refused(self, array: ProxyArray) -> ProxyArray:
-        """Returns a new array, or its error if it is on a lost slice."""
+        """Returns a new array, or its error if it is on a lost island."""
         if array.spec is None or array.error is not None:
             return array
-        on_lost = self._slices.lost & self.served.slices_of(array.spec.placement.devices)
-        return ProxyArray(array.spec, self._slices.refusal_of(on_lost)) if on_lost else array
+        on_lost = self._islands.lost & self.served.islands_of(array.spec.placement.devices)
+        return ProxyArray(array.spec, self._islands.refusal_of(on_lost)) if on_lost else array
 
     def _unless_lost(self, array: ProxyArray, lost: frozenset[int]) -> ProxyArray:
         error = self.loss_of(array, lost)
         return array if error is None else ProxyArray(array.spec, error)
 
     def loss_of(self, array: ProxyArray | FileJob, lost: frozenset[int]) -> StatusError | None:
-        """Returns the error in place of an array that has a shard on slices that are lost."""
+        """Returns the error in place of an array that has a shard on islands that are lost."""
         if isinstance(array, FileJob) or not lost or array.spec is None:
             return None
-        on_lost = lost & self.served.slices_of(array.spec.placement.devices)
-        return self._slices.error_of(on_lost) if on_lost and array.error is None else None
+        on_lost = lost & self.served.islands_of(array.spec.placement.devices)
+        return self._islands.error_of(on_lost) if on_lost and array.error is None else None
 
 
 def _shard_sizes(array: ProxyArray) -> list[int]:

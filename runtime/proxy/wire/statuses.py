@@ -40,7 +40,7 @@ class StatusCode(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
-OF_LOST_SLICES = frozenset(
+OF_LOST_ISLANDS = frozenset(
     {
         StatusCode.DATA_LOSS,
         StatusCode.DEADLINE_EXCEEDED,
@@ -49,9 +49,9 @@ OF_LOST_SLICES = frozenset(
         StatusCode.UNAVAILABLE,
     }
 )
-"""Codes after which libraries for elastic training retry, since they take them for a lost slice or server.
+"""Codes after which libraries for elastic training retry, since they take them for a lost island or server.
 
-Errors of the server itself have none of them; a lost slice has DATA_LOSS.
+Errors of the server itself have none of them; a lost island has DATA_LOSS.
 """
 
 
@@ -96,7 +96,7 @@ def status_of(error: BaseException) -> StatusError:
             return StatusError(StatusCode.INVALID_ARGUMENT, str(error))
         case RuntimeError() if "deleted" in str(error):
             return StatusError(StatusCode.INVALID_ARGUMENT, str(error))
-    # Not INTERNAL, which is one of OF_LOST_SLICES.
+    # Not INTERNAL, which is one of OF_LOST_ISLANDS.
     return StatusError(StatusCode.UNKNOWN, f"{type(error).__name__} in the server: {error}")
 
 
@@ -119,11 +119,11 @@ def _status_of_host(text: str) -> StatusError:
     return StatusError(StatusCode[found[1]], text[: found.start()] + text[found.end() :])
 
 
-def slice_lost(text: str) -> StatusError:
-    """Returns the error in place of arrays that were on lost slices."""
+def island_lost(text: str) -> StatusError:
+    """Returns the error in place of arrays that were on lost islands."""
     return StatusError(StatusCode.DATA_LOSS, text)
 
 
-def slice_out(text: str) -> StatusError:
-    """Returns the error in place of arrays on lost slices that return only if an operator requests it."""
+def island_out(text: str) -> StatusError:
+    """Returns the error in place of arrays on lost islands that return only if an operator requests it."""
     return StatusError(StatusCode.UNAVAILABLE, text)

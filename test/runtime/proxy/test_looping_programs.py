@@ -201,10 +201,10 @@ def test_an_endless_loop_ends_with_its_session(served: ServedDevices, bundle: by
 def test_a_lost_slice_ends_a_loop(served: ServedDevices, bundle: bytes) -> None:
     program = compiled(served, bundle)
     with running(program, FOREVER) as errors:
-        served.slice_states = served.slice_states.lose(0)
+        served.island_states = served.island_states.lose(0)
         time.sleep(0.1)
-        served.slice_states = served.slice_states.lose(1, "it was unplugged")
-        assert errors() == {"DATA_LOSS: slice 1 was lost: it was unplugged"}
+        served.island_states = served.island_states.lose(1, "it was unplugged")
+        assert errors() == {"DATA_LOSS: island1 was lost: it was unplugged"}
 
 
 def test_two_loops_run_at_the_same_time(served: ServedDevices, bundle: bytes) -> None:
@@ -213,8 +213,8 @@ def test_two_loops_run_at_the_same_time(served: ServedDevices, bundle: bytes) ->
         for end in (3, 50):
             count, *_ = other.execute(arguments_of(other, end))
             assert np.asarray(count.read()[1]) == end
-        served.slice_states = served.slice_states.lose(1)
-        assert errors() == {"DATA_LOSS: slice 1 was lost"}
+        served.island_states = served.island_states.lose(1)
+        assert errors() == {"DATA_LOSS: island1 was lost"}
 
 
 def test_a_loop_ends_at_the_step_deadline(

@@ -197,9 +197,9 @@ def test_arguments_that_are_none_of_the_program(program: MpmdProgram) -> None:
 
 
 def test_errors_of_arguments_become_errors_of_results(program: MpmdProgram) -> None:
-    lost = StatusError(StatusCode.DATA_LOSS, "slice 1 was lost")
+    lost = StatusError(StatusCode.DATA_LOSS, "island1 was lost")
     results = program.execute([arguments(program)[0], ProxyArray(program.parameters[1], lost)])
-    assert [str(result.value) for result in results] == ["DATA_LOSS: slice 1 was lost"] * 4
+    assert [str(result.value) for result in results] == ["DATA_LOSS: island1 was lost"] * 4
     (result, *_) = program.execute(arguments(program)[:1])
     assert str(result.value) == "INVALID_ARGUMENT: program 'step' has 2 arguments, got 1"
 

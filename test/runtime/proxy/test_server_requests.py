@@ -134,7 +134,7 @@ def test_a_malformed_request_is_one_status(served: ServedDevices, data: str | by
 def test_devices_of_a_lost_slice_are_lost() -> None:
     served = ServedDevices(LocalBackend(jax.devices("cpu")[:4], 2), MESSAGES, make_recorder=Recorder)
     client = Client(served)
-    served.slice_states = served.slice_states.lose(1)
+    served.island_states = served.island_states.lose(1)
     reply = msgspec.json.decode(send(client, json.dumps({DEVICES: {}})), type=tuple[ServedDevice, ...])
     assert reply == (
         *(ServedDevice(number, 0, None, "running") for number in range(2)),

@@ -36,7 +36,7 @@ def test_slices_are_attributes_of_devices() -> None:
 
 
 def test_unequal_slices() -> None:
-    with pytest.raises(ValueError, match="8 devices cannot form 3 equal slices"):
+    with pytest.raises(ValueError, match="8 devices cannot form 3 equal islands"):
         ServedDevices(LocalBackend(jax.devices("cpu"), 3), MESSAGES)
 
 

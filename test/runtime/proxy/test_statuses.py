@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from pathways.runtime import proxy
-from pathways.runtime.proxy.wire.statuses import OF_LOST_SLICES, StatusCode, StatusError, status_of
+from pathways.runtime.proxy.wire.statuses import OF_LOST_ISLANDS, StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
 
 ROOM = Path(proxy.__file__).parent
@@ -28,7 +28,7 @@ def codes_of_errors(path: Path) -> Iterator[tuple[str, int]]:
 def test_errors_of_the_server_are_not_errors_of_lost_slices(path: Path) -> None:
     if path.name == "statuses.py":
         return
-    uses = [(code, line) for code, line in codes_of_errors(path) if StatusCode[code] in OF_LOST_SLICES]
+    uses = [(code, line) for code, line in codes_of_errors(path) if StatusCode[code] in OF_LOST_ISLANDS]
     assert uses == []
 
 

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace, program: Sequence[str]) -> int:
     )
     # Copied before `_serve` sets JAX_PLATFORMS for this process.
     environment = dict(os.environ)
-    with _serve(options) as server, _slices_by_signal(server):
+    with _serve(options) as server, _islands_by_signal(server):
         if options.listen is not None:
             return _wait(server)
         return run_client(server, program, environment, with_cpu=options.with_cpu)
@@ -151,7 +151,7 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
         backend = _hosts_backend(options) if options.has_hosts else None
         return serve(
             None if isinstance(where, tuple) else where,
-            slices=options.slices,
+            islands=options.islands or 1,
             max_memory=max_memory,
             files=options.files,
             insecure_address=where if isinstance(where, tuple) else None,
@@ -215,10 +215,10 @@ def _shown(hosts: int | Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def _slices_by_signal(server: ProxyServer) -> Iterator[None]:
-    """Removes the last slice on each SIGUSR1, and restores the one that was removed last on each SIGUSR2.
+def _islands_by_signal(server: ProxyServer) -> Iterator[None]:
+    """Removes the last island on each SIGUSR1, and restores the one that was removed last on each SIGUSR2.
 
-    Islands are lost and return by themselves.
+    Islands of hosts are lost and return by themselves.
     """
     if server.served.backend.devices[0].task is not None:
         yield
@@ -228,21 +228,21 @@ def _slices_by_signal(server: ProxyServer) -> Iterator[None]:
     # The handler of a signal may interrupt another, so that neither may wait for a lock.
     signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
-    def change_slices() -> None:
+    def change_islands() -> None:
         while (number := signals.get()) is not None:
-            states = server.served.slice_states
-            connected = set(range(server.served.slices)) - states.lost
+            states = server.served.island_states
+            connected = set(range(len(states.names))) - states.lost
             if number == signal.SIGUSR1 and connected:
-                server.lose_slice(max(connected))
-                _LOG.warning("slice %d lost", max(connected))
+                server.lose_island(max(connected))
+                _LOG.warning("%s lost", states.names[max(connected)])
             elif number == signal.SIGUSR2 and states.lost:
                 index = max(states.lost, key=states.lost_at.__getitem__)
-                server.return_slice(index)
-                _LOG.warning("slice %d returned", index)
+                server.return_island(index)
+                _LOG.warning("%s returned", states.names[index])
             else:
-                _LOG.warning("no slice is %s", "lost" if connected else "connected")
+                _LOG.warning("no island is %s", "lost" if connected else "connected")
 
-    start_thread(change_slices, "proxy slices")
+    start_thread(change_islands, "proxy islands")
     previous = {
         number: signal.signal(number, lambda number, _: signals.put(number))
         for number in (signal.SIGUSR1, signal.SIGUSR2)

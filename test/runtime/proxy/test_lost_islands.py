@@ -16,20 +16,20 @@ from proxy_client import SocketClient
 from session_client import MESSAGES, Client, compile_text, module, on_device, over_devices
 from test_serving import make_array, start_session, wait_until
 
+from pathways.runtime.proxy.arrays.island_states import IslandStates
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
-from pathways.runtime.proxy.arrays.slice_states import SliceStates
 from pathways.runtime.proxy.devices import ServedDevices
 from pathways.runtime.proxy.loading.local_backend import LocalBackend
 from pathways.runtime.proxy.serving.server import ProxyServer
 from pathways.runtime.proxy.sessions.session import ProxySession
 
-LOST = (15, "slice 1 was lost")
-"""Status of values that are lost with slice 1, which devices 4 to 7 form."""
+LOST = (15, "island1 was lost")
+"""Status of values that are lost with island1, which devices 4 to 7 form."""
 
 
 @pytest.fixture
 def served() -> ServedDevices:
-    """Returns eight devices in two slices."""
+    """Returns eight devices in two islands."""
     return ServedDevices(LocalBackend(jax.devices("cpu"), 2), MESSAGES)
 
 
@@ -42,11 +42,11 @@ def client(served: ServedDevices) -> Iterator[Client]:
 
 
 def lose(served: ServedDevices, index: int = 1) -> None:
-    served.slice_states = served.slice_states.lose(index)
+    served.island_states = served.island_states.lose(index)
 
 
 def restore(served: ServedDevices, index: int = 1) -> None:
-    served.slice_states = served.slice_states.restore(index)
+    served.island_states = served.island_states.restore(index)
 
 
 def fetch(client: Client, handle: int) -> list[float] | tuple[int, str]:
@@ -55,7 +55,7 @@ def fetch(client: Client, handle: int) -> list[float] | tuple[int, str]:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def test_arrays_on_a_lost_slice_stay_lost_and_others_live(client: Client, served: ServedDevices) -> None:
+def test_arrays_on_a_lost_island_stay_lost_and_others_live(client: Client, served: ServedDevices) -> None:
     client.put(1, np.ones(2, np.float32), device=0)
     client.put(2, np.ones(2, np.float32), device=4)
     lose(served)
@@ -73,7 +73,7 @@ def test_a_loss_that_a_session_sleeps_through(client: Client, served: ServedDevi
     assert fetch(client, 1) == LOST
 
 
-def test_an_array_over_both_slices(client: Client, served: ServedDevices) -> None:
+def test_an_array_over_both_islands(client: Client, served: ServedDevices) -> None:
     for device in range(8):
         client.put(device + 1, np.full(2, device, np.float32), device=device)
     client.request(
@@ -93,7 +93,7 @@ def test_an_array_over_both_slices(client: Client, served: ServedDevices) -> Non
 
 
 @pytest.mark.parametrize("value", [0, 4])
-def test_copies_from_and_to_a_lost_slice(client: Client, served: ServedDevices, value: int) -> None:
+def test_copies_from_and_to_a_lost_island(client: Client, served: ServedDevices, value: int) -> None:
     client.put(1, np.ones(2, np.float32), device=value)
     lose(served)
     client.request("copy_arrays", array_handles=[1], device_ids=[4 - value], result_handles=[2])
@@ -104,7 +104,7 @@ def test_copies_from_and_to_a_lost_slice(client: Client, served: ServedDevices, 
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["compiled before", "compiled after"])
-def test_executions_on_a_lost_slice(client: Client, served: ServedDevices, before: bool) -> None:
+def test_executions_on_a_lost_island(client: Client, served: ServedDevices, before: bool) -> None:
     """Compilations succeed: an elastic trainer compiles to find the slices that are connected."""
     programs = {}
 
@@ -146,7 +146,7 @@ def test_executions_on_a_lost_slice(client: Client, served: ServedDevices, befor
 
 
 @pytest.mark.parametrize("device", [0, 4])
-def test_a_request_that_waits_for_a_slice_that_is_lost_is_replied_to_at_once(
+def test_a_request_that_waits_for_an_island_that_is_lost_is_replied_to_at_once(
     served: ServedDevices, device: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(served)
@@ -178,49 +178,49 @@ def test_a_request_that_waits_for_a_slice_that_is_lost_is_replied_to_at_once(
         max_size=20,
     )
 )
-def test_an_array_lives_until_its_slice_is_lost(events: list[tuple[str, int]]) -> None:
+def test_an_array_lives_until_its_island_is_lost(events: list[tuple[str, int]]) -> None:
     served = ServedDevices(LocalBackend(jax.devices("cpu"), 4), MESSAGES)
     client = Client(served)
     lives: dict[int, bool] = {}
-    slices: dict[int, int] = {}
+    islands: dict[int, int] = {}
     lost: set[int] = set()
     for handle, (event, index) in enumerate(events, start=1):
         if event == "put":
             client.put(handle, np.ones(1, np.float32), device=2 * index)
-            slices[handle] = index
+            islands[handle] = index
             lives[handle] = index not in lost
         elif event == "lose" and index not in lost:
             lose(served, index)
             lost.add(index)
-            lives |= {array: False for array, on in slices.items() if on == index}
+            lives |= {array: False for array, on in islands.items() if on == index}
         elif event == "restore" and index in lost:
             restore(served, index)
             lost.remove(index)
     for handle, is_alive in lives.items():
-        assert fetch(client, handle) == ([1] if is_alive else (15, f"slice {slices[handle]} was lost"))
+        assert fetch(client, handle) == ([1] if is_alive else (15, f"island{islands[handle]} was lost"))
     client.session.close()
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda states: states.lose(2), "slice 2 does not exist: the slices are 0 to 1"),
-        (lambda states: states.restore(-1), "slice -1 does not exist: the slices are 0 to 1"),
-        (lambda states: states.lose(1), "slice 1 is lost already"),
-        (lambda states: states.restore(0), "slice 0 is not lost"),
+        (lambda states: states.lose(2), "island 2 does not exist: the islands are 0 to 1"),
+        (lambda states: states.restore(-1), "island -1 does not exist: the islands are 0 to 1"),
+        (lambda states: states.lose(1), "island1 is lost already"),
+        (lambda states: states.restore(0), "island0 is not lost"),
     ],
 )
-def test_changes_that_are_not_possible(change: Callable[[SliceStates], Any], error: str) -> None:
+def test_changes_that_are_not_possible(change: Callable[[IslandStates], Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        change(SliceStates.of(2).lose(1))
+        change(IslandStates.of(["island0", "island1"]).lose(1))
 
 
-def test_a_server_loses_and_returns_slices(served: ServedDevices, tmp_path: Path) -> None:
+def test_a_server_loses_and_returns_islands(served: ServedDevices, tmp_path: Path) -> None:
     with ProxyServer(tmp_path / "socket", served) as server:
-        server.lose_slice(0)
-        assert served.slice_states.lost == {0}
-        server.return_slice(0)
-        assert served.slice_states.lost == set()
+        server.lose_island(0)
+        assert served.island_states.lost == {0}
+        server.return_island(0)
+        assert served.island_states.lost == set()
 
 
 def test_a_loss_frees_the_arrays_of_a_session_that_is_idle(served: ServedDevices, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_loss_frees_the_arrays_of_a_session_that_is_idle(served: ServedDevices
             client.send(stream, make_array(handle, 8, device))
             client.wait_for_message(stream)
         lives, lost = (weakref.ref(session.state.arrays[handle].value) for handle in (1, 2))
-        server.lose_slice(1)
+        server.lose_island(1)
         wait_until(lambda: lost() is None)
         assert lives() is not None
         client.close()
