@@ -40,7 +40,8 @@ class Endpoints:
     def __post_init__(self) -> None:
         if self.bind is not None:
             try:
-                address = ipaddress.IPv4Address(self.bind)
+                # Of a number, too, `IPv4Address` makes an address.
+                address = ipaddress.IPv4Address(str(self.bind))
             except ValueError:
                 raise ValueError(f"bind={self.bind!r}: expected an IPv4 address of this machine") from None
             if address.is_unspecified and self.advertise is None:
