@@ -165,12 +165,11 @@ class _Lifetimes:
 
     def size(self, value: ir.Value, place: str) -> int:
         """Returns the bytes of a value in the default memory of a slice; replicated ones count per device."""
-        if self.layouts.memory_kind(value) is not None:
-            return 0
         if (value, place) not in self.sizes:
             mesh = self.layouts.mesh(place)
             shards = math.prod(self.layouts.of(value, place).splits(mesh)) if mesh.size > 1 else 1
-            self.sizes[value, place] = self.byte_size(value.type) * mesh.size // shards
+            in_default = self.layouts.memory_kind(value) is None
+            self.sizes[value, place] = self.byte_size(value.type) * mesh.size // shards if in_default else 0
         return self.sizes[value, place]
 
     def touched_by(self, n: int, op: ir.OpView) -> dict[ir.Value, None]:

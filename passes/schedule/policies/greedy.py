@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from pathways.passes.schedule.policies.actions import Action
@@ -18,6 +19,7 @@ def merged(
     ready, and a slice that has several stages does it.
     """
     position = [0] * len(orders)
+    needs = functools.cache(pipeline.needs)
     done: set[Action] = set()
     stages_of = [pipeline.stages_of(place) for place in range(pipeline.width)]
     slices: Order = [[] for _ in stages_of]
@@ -26,7 +28,7 @@ def merged(
         started = []
         for place, order in enumerate(slices):
             coming = (orders[k][position[k]] for k in stages_of[place] if position[k] < len(orders[k]))
-            ready = (action for action in coming if done.issuperset(pipeline.needs(action)))
+            ready = (action for action in coming if done.issuperset(needs(action)))
             action = min(ready, key=rank, default=None)
             if action is not None:
                 order.append(action)
@@ -47,6 +49,8 @@ def greedy(
     not done.
     """
     stages = range(len(pipeline.slices))
+    # An action waits for many steps, and its needs are checked in each.
+    needs = functools.cache(pipeline.needs)
     done: set[Action] = set()
     next_forward = [0] * len(stages)
     next_backward = [0 if pipeline.backward else pipeline.microbatches] * len(stages)
@@ -57,7 +61,7 @@ def greedy(
         if live < limit(stage):
             candidates.append(Action(stage, "F", next_forward[stage]))
         for action in candidates:
-            if action.microbatch < pipeline.microbatches and done.issuperset(pipeline.needs(action)):
+            if action.microbatch < pipeline.microbatches and done.issuperset(needs(action)):
                 yield action
 
     stages_of = [pipeline.stages_of(place) for place in range(pipeline.width)]
