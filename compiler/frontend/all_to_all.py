@@ -18,6 +18,7 @@ from pathways.compiler.frontend.jax_internals import (
     line_of_user,
     metadata_call,
     register_rule,
+    slices_behind,
 )
 from pathways.compiler.frontend.meshes import refuse_mesh
 from pathways.compiler.frontend.trace_state import active_trace
@@ -28,10 +29,10 @@ from pathways.dialect.operations.metadata import CallMetadata
 def all_to_all(blocks: Sequence[Any]) -> list[Any]:
     """Exchanges blocks between slices: each slice receives one block from every slice.
 
-    Inside a program `blocks[s]` comes from placed functions on the s-th slice, or is an argument that lives
-    there, and `received[t]` is on the t-th slice: `received[t][s]` is `blocks[s][t]`. In JAX's terms the
-    result is `jnp.stack(blocks).swapaxes(0, 1)`, with each row on its own slice. It may be differentiated,
-    and is its own transpose. All blocks are moved whole, whatever they hold.
+    Inside a program `blocks[s]` is computed from results of placed functions on the s-th slice, or from an
+    argument that lives there, and `received[t]` is on the t-th slice: `received[t][s]` is `blocks[s][t]`. In
+    JAX's terms the result is `jnp.stack(blocks).swapaxes(0, 1)`, with each row on its own slice. It may be
+    differentiated, and is its own transpose. All blocks are moved whole, whatever they hold.
 
     Outside of a program, and inside of a placed function, it is that expression.
 
@@ -57,13 +58,13 @@ def all_to_all(blocks: Sequence[Any]) -> list[Any]:
           return [combine[s](x[s], returned[s]) for s in range(4)]
       ```
     """
-    what = "pw.all_to_all"
+    caller = "pw.all_to_all"
     if not isinstance(blocks, list | tuple) or not blocks:
-        raise TypeError(f"{what} expects a list of arrays, one for each slice, got {type(blocks).__name__}")
+        raise TypeError(f"{caller} expects a list of arrays, one for each slice, got {type(blocks).__name__}")
     in_program = active_trace.program is not None and not active_trace.placed
     if in_program:
-        blocks = without_handles(tuple(blocks), what)
-        refuse_mesh(what, blocks)
+        blocks = without_handles(tuple(blocks), caller)
+        refuse_mesh(caller, blocks)
     else:
         _check_together(blocks)
     arrays = [jnp.asarray(block) for block in blocks]
@@ -90,23 +91,33 @@ def _check_together(blocks: Sequence[Any]) -> None:
 def _check_alike(blocks: Sequence[Any]) -> None:
     """Checks the types of blocks, which are as many as there are slices."""
     first, count = blocks[0], len(blocks)
-    where = f"pw.all_to_all at {line_of_user()}"
     for number, block in enumerate(blocks):
         if block.dtype != first.dtype:
             raise TypeError(
-                f"{where}: blocks[{number}] has dtype {block.dtype}, but blocks[0] {first.dtype}: convert "
-                "them to one dtype"
+                f"{_call()}: {_named(number, block)} has dtype {block.dtype}, but blocks[0] "
+                f"{first.dtype}: convert them to one dtype"
             )
         if block.shape != first.shape:
             raise ValueError(
-                f"{where}: blocks[{number}] has shape {block.shape}, but blocks[0] {first.shape}: pad them "
-                "to one capacity"
+                f"{_call()}: {_named(number, block)} has shape {block.shape}, but blocks[0] "
+                f"{first.shape}: pad them to one capacity"
             )
     if first.ndim == 0 or first.shape[0] != count:
         raise ValueError(
-            f"{where}: blocks of shape {first.shape} for {count} slices: the leading axis holds a block for "
-            f"each slice, so it must be {count}"
+            f"{_call()}: blocks of shape {first.shape} for {count} slices: the leading axis holds a block "
+            f"for each slice, so it must be {count}"
         )
+
+
+def _call() -> str:
+    """Returns the call of the user, for a message."""
+    return f"pw.all_to_all at {line_of_user()}"
+
+
+def _named(number: int, block: Any) -> str:
+    """Returns the name of a block, with its slice if the trace has it."""
+    slices = slices_behind(block)
+    return f"blocks[{number}]" + (f" on {' and '.join(f'@{s}' for s in sorted(slices))}" if slices else "")
 
 
 def _exchanged(*blocks: Any) -> list[Any]:

@@ -400,6 +400,28 @@ def line_of_user() -> str:
     return source_info_util.summarize(source_info_util.current())
 
 
+def slices_behind(value: Any) -> set[str]:
+    """Returns the slices of the placed calls that a traced value is computed from, as far as JAX keeps its
+    trace."""
+    slices: set[str] = set()
+    pending, seen = [value], set[int]()
+    while pending:
+        tracer = pending.pop()
+        # Differentiation and `vmap` wrap the tracers that have equations.
+        while isinstance(tracer, Tracer) and not isinstance(tracer, pe.DynamicJaxprTracer):
+            tracer = getattr(tracer, "primal", getattr(tracer, "val", None))
+        equation = getattr(tracer, "parent", None)
+        if equation is None or id(equation) in seen:
+            continue
+        seen.add(id(equation))
+        metadata = CallMetadata.of_strings(dict(equation.params.get("xla_metadata", ())))
+        if metadata.slice is None:
+            pending += equation.in_tracers
+        else:
+            slices.add(metadata.slice)
+    return slices
+
+
 def _line(equation: Any) -> str:
     return source_info_util.summarize(equation.source_info)
 

@@ -280,10 +280,19 @@ def test_bad_blocks_are_refused() -> None:
 
     with refused(TypeError, "pw.all_to_all expects a list of arrays, one for each slice, got ArrayImpl"):
         pw.all_to_all(jnp.ones((2, 2)))
-    with refused(TypeError, "blocks[1] has dtype int32, but blocks[0] float32", "test_all_to_all.py"):
+    dtypes = f"blocks[1] on @{second.name} has dtype int32, but blocks[0] float32"
+    with refused(TypeError, dtypes, "test_all_to_all.py"):
         call(on_first, lambda x: on_second(x).astype(int))
-    with refused(ValueError, "blocks[1] has shape (2, 2), but blocks[0] (2, 3)", "test_all_to_all.py"):
+    shapes = f"blocks[1] on @{second.name} has shape (2, 2), but blocks[0] (2, 3)"
+    with refused(ValueError, shapes, "test_all_to_all.py"):
         call(on_first, lambda x: on_second(x[:, 1:]))
+
+    def loss(x: Any) -> Any:
+        return sum(map(jnp.sum, pw.all_to_all([on_first(x), jnp.sin(on_second(x[:, 1:]))])))
+
+    for transformed in (jax.grad(loss), lambda x: jax.vmap(loss)(x[None])):
+        with refused(ValueError, shapes):
+            pw.program(transformed).lower(block)
     with refused(ValueError, "blocks of shape (1, 3) for 2 slices", "must be 2", "test_all_to_all.py"):
         call(lambda x: on_first(x[1:]), lambda x: on_second(x[1:]))
     with refused(ValueError, f"exchanges block 1 of type tensor<2x3xf32> on @{first.name}, where", ".py:"):
