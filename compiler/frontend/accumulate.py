@@ -15,7 +15,7 @@ import numpy as np
 from pathways.compiler.frontend.arguments import without_handles
 from pathways.compiler.frontend.jax_internals import Tracer, line_of_user, metadata_call
 from pathways.compiler.frontend.meshes import is_array
-from pathways.compiler.frontend.trace_state import active_trace
+from pathways.compiler.frontend.trace_state import active_trace, counts_are_checked
 from pathways.compiler.frontend.trees import flat_prefix, name_of
 from pathways.compiler.frontend.user_code import symbol
 from pathways.dialect.attributes.names import MAX_MICROBATCHES
@@ -314,7 +314,10 @@ class _MicrobatchLoop:
             return _total(kind, marked("sum", lambda v: v)(value), self.count)
 
         carry = jax.tree.map(marked("carry", lambda v: v), init)
-        following, results = of_block(carry, jax.tree.map(marked("split", split), batch))
+        cut = marked("split", split)
+        microbatch = cut(jnp.arange(self.count)) if counts_are_checked() else None
+        with active_trace.set(microbatch=microbatch):
+            following, results = of_block(carry, jax.tree.map(cut, batch))
         # An ordinary call, which marks the end of a microbatch for `checkify` before anything is reduced.
         end = metadata_call(lambda *values: values, loop.strings())
         following, results = end(following, jax.tree.map(_as_array, results))

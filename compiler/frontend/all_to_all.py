@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -21,12 +23,18 @@ from pathways.compiler.frontend.jax_internals import (
     slices_behind,
 )
 from pathways.compiler.frontend.meshes import refuse_mesh
-from pathways.compiler.frontend.trace_state import active_trace
+from pathways.compiler.frontend.trace_state import active_trace, counts_are_checked
 from pathways.dialect.attributes.origins import CallKind
 from pathways.dialect.operations.metadata import CallMetadata
 
 
-def all_to_all(blocks: Sequence[Any]) -> list[Any]:
+@overload
+def all_to_all(blocks: Sequence[Any], *, counts: None = None) -> list[Any]: ...
+@overload
+def all_to_all(blocks: Sequence[Any], *, counts: Sequence[Any]) -> tuple[list[Any], list[Any]]: ...
+def all_to_all(
+    blocks: Sequence[Any], *, counts: Sequence[Any] | None = None
+) -> list[Any] | tuple[list[Any], list[Any]]:
     """Exchanges blocks between slices: each slice receives one block from every slice.
 
     Inside a program `blocks[s]` is computed from results of placed functions on the s-th slice, or from an
@@ -34,16 +42,24 @@ def all_to_all(blocks: Sequence[Any]) -> list[Any]:
     JAX's terms the result is `jnp.stack(blocks).swapaxes(0, 1)`, with each row on its own slice. It may be
     differentiated, and is its own transpose. All blocks are moved whole, whatever they hold.
 
+    With `counts`, only the first `counts[s][t]` rows of `blocks[s][t]` are valid: all rows after them arrive
+    as zeros, and their gradients are zero. Counts are clamped to the rows of a block. If the environment has
+    `PW_CHECK_COUNTS=1` when the program is traced, a count out of range is an error that names the slice and
+    the microbatch; only programs in this process can be checked.
+
     Outside of a program, and inside of a placed function, it is that expression.
 
     Args:
       blocks: an array of shape `(S, rows, ...)` for each of `S` slices, all of one shape and dtype.
+      counts: an int32 array of shape `(S,)` for each slice, on that slice: the valid rows of its blocks. None
+        if all rows are valid.
 
     Returns:
-      An array for each slice, of the shape of a block.
+      An array for each slice, of the shape of a block. With `counts` a tuple of these and of the counts that
+      each slice receives: `received_counts[t][s]` is `counts[s][t]`.
 
     Raises:
-      TypeError: the blocks are not arrays of one dtype.
+      TypeError: the blocks are not arrays of one dtype, or the counts not of int32.
       ValueError: their shapes differ, or their leading axis is not as long as there are slices; outside of a
         program, arrays are on different devices. From the program: a block that is not placed, or two blocks
         on one slice.
@@ -58,24 +74,52 @@ def all_to_all(blocks: Sequence[Any]) -> list[Any]:
           return [combine[s](x[s], returned[s]) for s in range(4)]
       ```
     """
-    caller = "pw.all_to_all"
-    if not isinstance(blocks, list | tuple) or not blocks:
-        raise TypeError(f"{caller} expects a list of arrays, one for each slice, got {type(blocks).__name__}")
     in_program = active_trace.program is not None and not active_trace.placed
-    if in_program:
-        blocks = without_handles(tuple(blocks), caller)
-        refuse_mesh(caller, blocks)
-    else:
-        _check_together(blocks)
-    arrays = [jnp.asarray(block) for block in blocks]
+    arrays = _arrays_of("pw.all_to_all", blocks, in_program)
     _check_alike(arrays)
-    if len(arrays) == 1:
-        return arrays
+    if counts is None:
+        (received,) = _received(in_program, arrays)
+        return received
+    limits = _arrays_of("pw.all_to_all: counts", counts, in_program)
+    _check_counts(limits, arrays)
+    if counts_are_checked():
+        limits = _checked_counts(limits, arrays)
+    limits = [jnp.clip(some, 0, arrays[0].shape[1]) for some in limits]
+    valid = [_valid_rows(block, some) for block, some in zip(arrays, limits, strict=True)]
+    received, received_counts = _received(in_program, valid, limits)
+    return received, received_counts
+
+
+def _arrays_of(argument: str, values: Sequence[Any], in_program: bool) -> list[jax.Array]:
+    """Returns the array of each slice."""
+    if not isinstance(values, list | tuple) or not values:
+        raise TypeError(
+            f"{argument} expects a list of arrays, one for each slice, got {type(values).__name__}"
+        )
+    if in_program:
+        values = without_handles(tuple(values), argument)
+        refuse_mesh(argument, values)
+    else:
+        _check_together(values)
+    return [jnp.asarray(value) for value in values]
+
+
+def _received(in_program: bool, *sent: Sequence[Any]) -> list[list[Any]]:
+    """Returns the results of exchanges between the same slices."""
+    if len(sent[0]) == 1:
+        return [list(values) for values in sent]
     if not in_program:
-        return _exchanged(*arrays)
+        return [_exchanged(*values) for values in sent]
     number = str(active_trace.calls)
     active_trace.calls += 1
-    return list(all_to_all_p.bind(*arrays, number=number, derived=False))
+    return [list(all_to_all_p.bind(*values, number=number, derived=n > 0)) for n, values in enumerate(sent)]
+
+
+def _valid_rows(block: Any, counts: Any) -> Any:
+    """Returns a block for each slice with zeros in place of the rows after its count."""
+    rows = jax.lax.broadcasted_iota(jnp.int32, block.shape[:2], 1)
+    is_valid = (rows < counts[:, None]).reshape(*block.shape[:2], *[1] * (block.ndim - 2))
+    return jnp.where(is_valid, block, jnp.zeros_like(block))
 
 
 def _check_together(blocks: Sequence[Any]) -> None:
@@ -94,12 +138,12 @@ def _check_alike(blocks: Sequence[Any]) -> None:
     for number, block in enumerate(blocks):
         if block.dtype != first.dtype:
             raise TypeError(
-                f"{_call()}: {_named(number, block)} has dtype {block.dtype}, but blocks[0] "
+                f"{_call()}: {_named('blocks', number, block)} has dtype {block.dtype}, but blocks[0] "
                 f"{first.dtype}: convert them to one dtype"
             )
         if block.shape != first.shape:
             raise ValueError(
-                f"{_call()}: {_named(number, block)} has shape {block.shape}, but blocks[0] "
+                f"{_call()}: {_named('blocks', number, block)} has shape {block.shape}, but blocks[0] "
                 f"{first.shape}: pad them to one capacity"
             )
     if first.ndim == 0 or first.shape[0] != count:
@@ -109,15 +153,57 @@ def _check_alike(blocks: Sequence[Any]) -> None:
         )
 
 
+def _check_counts(counts: Sequence[Any], blocks: Sequence[Any]) -> None:
+    """Checks the types of counts, one array for each of the blocks."""
+    size = len(blocks)
+    if blocks[0].ndim < 2:
+        raise ValueError(
+            f"{_call()}: counts of rows for blocks of shape {blocks[0].shape}, which have no rows: give the "
+            f"blocks the shape ({size}, rows, ...)"
+        )
+    if len(counts) != size:
+        raise ValueError(f"{_call()}: {len(counts)} counts for {size} slices: pass an array for each slice")
+    for number, (some, block) in enumerate(zip(counts, blocks, strict=True)):
+        name = _named("counts", number, block)
+        if some.dtype != jnp.int32:
+            raise TypeError(f"{_call()}: {name} has dtype {some.dtype}: convert it to int32")
+        if some.shape != (size,):
+            raise ValueError(
+                f"{_call()}: {name} has shape {some.shape}, but there is a count for each block: ({size},)"
+            )
+
+
+def _checked_counts(counts: Sequence[Any], blocks: Sequence[Any]) -> list[Any]:
+    """Returns the counts from a callback, which raises an error where one is out of range."""
+    rows, call = blocks[0].shape[1], _call()
+
+    def check(some: Any, microbatch: Any = None, *, name: str) -> Any:
+        some = np.asarray(some)
+        if ((some < 0) | (some > rows)).any():
+            place = "" if microbatch is None else f" in microbatch {np.ravel(microbatch)[0]}"
+            raise ValueError(f"{call}: {name} is {some.tolist()}{place}, but a block has 0 to {rows} rows")
+        return some
+
+    checked = []
+    for number, (some, block) in enumerate(zip(counts, blocks, strict=True)):
+        passed = [some] if active_trace.microbatch is None else [some, active_trace.microbatch]
+        function = functools.partial(check, name=_named("counts", number, block))
+        result = jax.ShapeDtypeStruct(some.shape, some.dtype)
+        checked.append(jax.pure_callback(function, result, *passed, vmap_method="broadcast_all"))
+    return checked
+
+
 def _call() -> str:
     """Returns the call of the user, for a message."""
     return f"pw.all_to_all at {line_of_user()}"
 
 
-def _named(number: int, block: Any) -> str:
-    """Returns the name of a block, with its slice if the trace has it."""
+def _named(argument: str, number: int, block: Any) -> str:
+    """Returns the name of an array of an argument, with the slice of its block if the trace has it."""
     slices = slices_behind(block)
-    return f"blocks[{number}]" + (f" on {' and '.join(f'@{s}' for s in sorted(slices))}" if slices else "")
+    return f"{argument}[{number}]" + (
+        f" on {' and '.join(f'@{s}' for s in sorted(slices))}" if slices else ""
+    )
 
 
 def _exchanged(*blocks: Any) -> list[Any]:
@@ -125,7 +211,10 @@ def _exchanged(*blocks: Any) -> list[Any]:
 
 
 all_to_all_p = Primitive("pw_all_to_all")
-"""Exchange of blocks in a program, with the number of the call of `all_to_all` that it stems from."""
+"""Exchange of blocks in a program, with the number of the call of `all_to_all` that it stems from.
+
+One that is `derived`, such as of cotangents and of counts, is on the slices of the blocks of that call.
+"""
 all_to_all_p.multiple_results = True
 
 

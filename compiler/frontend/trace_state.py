@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -35,6 +36,11 @@ def slice_named(name: str) -> VirtualSlice:
     return virtual
 
 
+def counts_are_checked() -> bool:
+    """Returns whether programs that are traced now check the counts of `pw.all_to_all`."""
+    return os.environ.get("PW_CHECK_COUNTS") == "1"
+
+
 class TraceState(threading.local):
     """Trace of this thread.
 
@@ -43,6 +49,7 @@ class TraceState(threading.local):
       calls: the number of placed calls so far.
       placed: whether it is inside a placed function, which is ordinary JAX.
       loop: the function whose microbatch is traced.
+      microbatch: its number, as an array of shape `(1,)`, if `counts_are_checked`; else None.
       schedule: the schedule of loops without one, in a program that another one calls; None in that one.
     """
 
@@ -51,6 +58,7 @@ class TraceState(threading.local):
         self.calls = 0
         self.placed = False
         self.loop: str | None = None
+        self.microbatch: Any = None
         self.schedule: str | None = None
 
     @contextlib.contextmanager

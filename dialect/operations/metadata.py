@@ -44,8 +44,8 @@ class CallMetadata:
       mark: the role of the call: `split` cuts the block of a microbatch out of a batch, `carry` reads the
         value that the previous microbatch gave to `next`, `sum` and `concat` reduce a value over
         microbatches.
-      exchange: the number of the exchange of blocks in its trace; exchanges that are derived from it have the
-        same number, and are of kind `bwd`.
+      exchange: the number of the exchange of blocks in its trace; exchanges on the same slices, such as of
+        cotangents and counts, have the same number, and are of kind `bwd`.
     """
 
     name: str = ""

@@ -21,7 +21,7 @@ class BlockExchange:
 
     Attributes:
       number: the number of the exchange of the program that it stems from.
-      derived: whether differentiation made it: then it is on the slices of the exchange of the program.
+      derived: whether it is on the slices of the exchange of the program, as are cotangents and counts.
     """
 
     op: AllToAllOp
@@ -103,7 +103,8 @@ def _checked(op: AllToAllOp, places: Sequence[Slices]) -> Slices:
                 "part",
             )
         if len(some) > 1:
-            fail(op, f"{what}, which is on {' and '.join(f'@{s}' for s in some)}: each block is on one slice")
+            names = " and ".join(f"@{s}" for s in some)
+            fail(op, f"{what}, which is on {names}: each block is on one slice, and so are its counts")
         if some in places[:number]:
             other = places.index(some)
             fail(

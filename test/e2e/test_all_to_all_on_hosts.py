@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 from check import assert_close
-from models import gradients_of, mixture_of_experts
+from models import gradients_of, mixture_of_experts, place_on
 from on_hosts import refused
-from test_all_to_all import exchanged, inputs, loss_of
+from test_all_to_all import arrays, exchanged, inputs, loss_of
 
 import pathways as pw
 from pathways.runtime.clusters.connect import controller
@@ -35,6 +35,24 @@ def test_experts_on_hosts_train_as_in_jax(devices):
     step = pw.program(gradients_of(loss, 2), schedule="1f1b")
     for _ in range(3):
         assert_close(step(params, x), expected, 1e-5)
+
+
+@pytest.mark.usefixtures("own_or_attached_workers")
+def test_counts_on_hosts(devices):
+    """Rows after the count arrive as zeros, whichever counts a step has."""
+    pw.connect(hosts=2, devices_per_host=1)
+    slices = [devices.add_slice((1,), ("x",), island=f"island{n}") for n in (0, 1)]
+    ones = place_on(slices, jax.numpy.sin)
+
+    @pw.program
+    def step(blocks, counts):
+        return pw.all_to_all([one(b) for one, b in zip(ones, blocks, strict=True)], counts=counts)
+
+    blocks = arrays(2, 2, 16, 8)
+    for rows in ([[0, 16], [5, 99]], [[-1, 0], [1, 15]]):
+        counts = [np.array(row, np.int32) for row in rows]
+        rows_sent = [jax.numpy.sin(block) for block in blocks]
+        assert_close(step(blocks, counts), pw.all_to_all(rows_sent, counts=counts), 1e-6)
 
 
 @pytest.mark.usefixtures("own_workers")
