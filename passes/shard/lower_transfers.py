@@ -19,7 +19,7 @@ from pathways.dialect.attributes.shardings import make_sharding
 from pathways.dialect.operations.operation import counted
 from pathways.dialect.relations.layouts import Layouts
 from pathways.dialect.verification.forms import PLACED, SHARDED
-from pathways.passes.analysis.computations import Body, Computations
+from pathways.passes.analysis.computations import Body, Computations, Layout
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import byte_size, replace
 from pathways.passes.manager.base import Pass, fail, main_function, option, remark
@@ -309,20 +309,34 @@ class TransferLowering:
         body: Body,
     ) -> list[ir.Value]:
         """Launches a computation; equal keys share it."""
+        shardings = operand_side.attribute(), result_side.attribute()
+        return self.launch_on(operand_side.slice, base, key, operands, *shardings, body)
+
+    def launch_on(
+        self,
+        slice: str,
+        base: str,
+        key: tuple[object, ...],
+        operands: list[ir.Value],
+        arguments: Sequence[Layout] | Layout,
+        results: Sequence[Layout] | Layout,
+        body: Body,
+    ) -> list[ir.Value]:
+        """Launches a computation on a slice, with these shardings of its arguments and results."""
         name = self.computations.make(
             base,
             [v.type for v in operands],
             body,
             ir.Location.current,
-            arguments=operand_side.attribute(),
-            results=result_side.attribute(),
+            arguments=arguments,
+            results=results,
             key=key,
         )
         launch = LaunchOp.build(
             operands,
             self.layouts.symbols[name].type.results,
             callee=name,
-            slice=operand_side.slice,
+            slice=slice,
             loop=self.loop,
             microbatch=self.microbatch,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import ClassVar
@@ -16,10 +18,11 @@ from pathways.dialect.operations.traits import Trait
 from pathways.dialect.relations.order import device_queues, events_of, proved_order, sort_block
 from pathways.dialect.relations.program_view import read_function
 from pathways.dialect.verification.forms import ORDERED
+from pathways.passes.analysis.computations import Body
 from pathways.passes.analysis.functions import body_block
 from pathways.passes.manager.base import Pass, main_function
 from pathways.passes.schedule.order.channels import assign_channels
-from pathways.passes.shard.lower_transfers import LowerTransfers, TransferLowering
+from pathways.passes.shard.lower_transfers import LowerTransfers, Side, TransferLowering
 
 type _Key = tuple[float, int, int]
 """The place of an operation on its slice: a position, whether it is in front of it, and a number."""
@@ -35,6 +38,9 @@ class LowerAllToAlls(Pass):
     2. A transfer between unequal meshes or shardings is cut and joined as by `pw-lower-transfers`.
     3. A launch joins the received blocks, in the order of the slices, right in front of their first reader.
     4. Channels are assigned anew.
+
+    Exchanges that leave one right after the other on all slices, such as of rows and of their counts, share
+    the launches.
 
     Every transfer always happens, whatever the blocks hold: the proof of the order covers all of them.
 
@@ -63,16 +69,14 @@ class LowerAllToAlls(Pass):
         if not exchanges:
             return
         sources = {channel.sym_name: channel.src for channel in ops_named(module, ["pw.channel"])}
-        first_reads = [
-            [_first_read(value, place, sources) for value, place in zip(op.results, op.slices, strict=True)]
-            for op in exchanges
-        ]
+        groups = _groups(exchanges)
+        first_reads = [_first_reads(group, sources) for group in groups]
         lowering = _ExchangeLowering(module, main)
-        for op in exchanges:
-            lowering.lower(op)
+        for group in groups:
+            lowering.lower(group)
         _number(main, device_queues(module), sources, first_reads)
-        for op in reversed(exchanges):
-            op.operation.erase()
+        for first, *_ in reversed(groups):
+            first.operation.erase()
         events = events_of(read_function(module, symbol_table(module), main), with_capacities=False)
         in_order = [events[n] for n in proved_order(events) if events[n].kind != "receipt"]
         sort_block(main, [event.op for event in in_order])
@@ -88,57 +92,120 @@ class _ExchangeLowering:
         self.transfers = TransferLowering(module, LowerTransfers())
         self.arguments = argument_slices(main)
 
-    def lower(self, op: AllToAllOp) -> None:
-        """Replaces an exchange by launches and transfers, whose results its readers get."""
-        transfers, slices, count = self.transfers, op.slices, len(op.slices)
-        transfers.loop, transfers.microbatch = op.loop, op.microbatch
+    def lower(self, group: Sequence[AllToAllOp]) -> None:
+        """Replaces a group by launches and transfers, whose results its readers get; the first one stays."""
+        first, transfers = group[0], self.transfers
+        slices, count = first.slices, len(first.slices)
+        transfers.loop, transfers.microbatch = first.loop, first.microbatch
         sides = [
-            transfers.side(place, transfers.layouts.of(value, place))
-            for value, place in zip(op.operands, slices, strict=True)
+            [transfers.side(place, transfers.layouts.of(op.operands[s], place)) for op in group]
+            for s, place in enumerate(slices)
         ]
-        type_ = ir.RankedTensorType(op.operands[0].type)
-        key = [(side.mesh_name, type_, side.sharding) for side in sides]
-        with op.operation.location, ir.InsertionPoint(op):
+        moved: list[TransferOp] = []
+        with first.operation.location, ir.InsertionPoint(first):
             sent = [
-                transfers.launch("cut_blocks", key[s], [op.operands[s]], side, side, _cut)
-                for s, side in enumerate(sides)
+                self.launch("cut_blocks", group, sides[s], [op.operands[s] for op in group], _cut)
+                for s in range(count)
             ]
-            received = [[row[t] for row in sent] for t in range(count)]
-            moved: list[TransferOp] = []
+            # On each slice the blocks of the first exchange, from all slices, and then of the next one.
+            received = [
+                [blocks[n * count + t] for n in range(len(group)) for blocks in sent] for t in range(count)
+            ]
             for step in range(1, count):
                 for s in range(count):
                     t = (s + step) % count
-                    moved.append(
-                        TransferOp.build(
-                            [sent[s][t]],
-                            [sent[s][t].type],
-                            slice=slices[t],
-                            sharding=sides[t].attribute(),
-                            loop=op.loop,
-                            microbatch=op.microbatch,
+                    for n, side in enumerate(sides[t]):
+                        block = n * count + s
+                        moved.append(
+                            TransferOp.build(
+                                [received[t][block]],
+                                [received[t][block].type],
+                                slice=slices[t],
+                                sharding=side.attribute(),
+                                loop=first.loop,
+                                microbatch=first.microbatch,
+                            )
                         )
-                    )
-                    received[t][s] = moved[-1].results[0]
+                        received[t][block] = moved[-1].results[0]
             joined = [
-                transfers.launch("join_blocks", key[t], received[t], side, side, _join)
-                for t, side in enumerate(sides)
+                self.launch(
+                    "join_blocks", group, sides[t], received[t], functools.partial(_join, count=count)
+                )
+                for t in range(count)
             ]
-        for result, (whole,) in zip(op.results, joined, strict=True):
-            result.replace_all_uses_with(whole)
+        for n, op in enumerate(group):
+            for result, wholes in zip(op.results, joined, strict=True):
+                result.replace_all_uses_with(wholes[n])
+        for op in reversed(group[1:]):
+            op.operation.erase()
         # Where all slices have one device, each transfer copies it.
-        if any(side.mesh.size > 1 for side in sides):
+        if any(side.mesh.size > 1 for some in sides for side in some):
             for transfer in moved:
                 transfers.lower(transfer, self.arguments)
 
+    def launch(
+        self,
+        name: str,
+        group: Sequence[AllToAllOp],
+        sides: Sequence[Side],
+        operands: list[ir.Value],
+        body: Body,
+    ) -> list[ir.Value]:
+        """Launches a computation between the values of exchanges on a slice and their blocks."""
+        types = [op.operands[0].type for op in group]
+        key = tuple((side.mesh_name, type_, side.sharding) for side, type_ in zip(sides, types, strict=True))
+        wholes = [side.attribute() for side in sides]
+        blocks = [side.attribute() for side in sides for _ in group[0].slices]
+        shardings = (wholes, blocks) if len(operands) == len(group) else (blocks, wholes)
+        return self.transfers.launch_on(sides[0].slice, name, key, operands, *shardings, body)
+
 
 def _cut(arguments: list[ir.Value]) -> list[ir.Value]:
-    count, *rest = ir.RankedTensorType(arguments[0].type).shape
+    return [block for value in arguments for block in _blocks_of(value)]
+
+
+def _blocks_of(value: ir.Value) -> list[ir.Value]:
+    count, *rest = ir.RankedTensorType(value.type).shape
     starts, strides = [0] * len(rest), [1] * (len(rest) + 1)
-    return [stablehlo.slice(arguments[0], [n, *starts], [n + 1, *rest], strides) for n in range(count)]
+    return [stablehlo.slice(value, [n, *starts], [n + 1, *rest], strides) for n in range(count)]
 
 
-def _join(arguments: list[ir.Value]) -> list[ir.Value]:
-    return [stablehlo.concatenate(arguments, 0)]
+def _join(arguments: list[ir.Value], count: int) -> list[ir.Value]:
+    return [stablehlo.concatenate(list(blocks), 0) for blocks in itertools.batched(arguments, count)]
+
+
+def _groups(exchanges: Sequence[AllToAllOp]) -> list[list[AllToAllOp]]:
+    """Returns the exchanges, those together that leave all slices one right after the other."""
+    groups: list[list[AllToAllOp]] = []
+    for op in exchanges:
+        if groups and _continues(groups[-1][-1], op):
+            groups[-1].append(op)
+        else:
+            groups.append([op])
+    return groups
+
+
+def _continues(before: AllToAllOp, op: AllToAllOp) -> bool:
+    """Returns whether the blocks of an exchange exist on each slice when the one before it leaves."""
+    return (
+        op.slices == before.slices
+        and (op.loop, op.microbatch) == (before.loop, before.microbatch)
+        and list(op.orders) == [order + 1 for order in before.orders]
+        # A launch is in front of both on its slice. A value that a transfer brings may be made of what the
+        # exchange before it moves.
+        and all(
+            isinstance(value, ir.BlockArgument) or op_has(value.owner.opview, Trait.EXECUTES)
+            for value in op.operands
+        )
+    )
+
+
+def _first_reads(group: Sequence[AllToAllOp], sources: dict[str, str]) -> list[float]:
+    """Returns for each slice the position of the first reader of what it receives."""
+    return [
+        min(_first_read(op.results[n], place, sources) for op in group)
+        for n, place in enumerate(group[0].slices)
+    ]
 
 
 def _first_read(result: ir.Value, slice: str, sources: dict[str, str]) -> float:
@@ -174,7 +241,7 @@ def _number(
     Args:
       queues: the queue of each slice.
       sources: the slice that each channel starts at.
-      first_reads: for each exchange the positions of the first readers of its results.
+      first_reads: for each group of exchanges the positions of the first readers of its results.
     """
     members: dict[str, list[tuple[_Key, LaunchOp | TransferOp]]] = {}
     of_exchanges = iter(first_reads)

@@ -117,3 +117,56 @@ module @unequal_meshes attributes {pw.form = "ordered"} {
     return %0#0, %0#1 : tensor<2x4xf32>, tensor<2x4xf32>
   }
 }
+
+// -----
+
+// Exchanges that leave all slices one right after the other share the launches, which their first reader needs.
+// CHECK-LABEL: module @rows_and_counts
+// CHECK: %[[C0:.*]]:4 = "pw.launch"(%arg0, %arg1) {callee = @cut_blocks, order = 0 : i64, slice = @s0}
+// CHECK: %[[C1:.*]]:4 = "pw.launch"(%arg2, %arg3) {callee = @cut_blocks, order = 0 : i64, slice = @s1}
+// CHECK-DAG: %[[X:.*]] = "pw.transfer"(%[[C1]]#0) {channel = @{{.*}}, order = 1 : i64, slice = @s0} : (tensor<1x4xf32>)
+// CHECK-DAG: %[[N:.*]] = "pw.transfer"(%[[C1]]#2) {channel = @{{.*}}, order = 2 : i64, slice = @s0} : (tensor<1xi32>)
+// CHECK: %[[J:.*]]:2 = "pw.launch"(%[[C0]]#0, %[[X]], %[[C0]]#2, %[[N]]) {callee = @join_blocks, order = 3 : i64, slice = @s0}
+// CHECK: "pw.launch"(%[[J]]#0) {callee = @f, order = 4 : i64, slice = @s0}
+// CHECK: return %{{.*}}, %[[J]]#1
+module @rows_and_counts attributes {pw.form = "ordered"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+  func.func public @main(%x: tensor<2x4xf32> {pw.slice = @s0}, %n: tensor<2xi32> {pw.slice = @s0},
+                         %y: tensor<2x4xf32> {pw.slice = @s1}, %m: tensor<2xi32> {pw.slice = @s1})
+      -> (tensor<2x4xf32> {pw.slice = @s0}, tensor<2xi32> {pw.slice = @s0}, tensor<2x4xf32> {pw.slice = @s1}) {
+    %0:2 = "pw.all_to_all"(%x, %y) {orders = array<i64: 0, 0>, slices = [@s0, @s1]}
+        : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
+    %1:2 = "pw.all_to_all"(%n, %m) {orders = array<i64: 1, 1>, slices = [@s0, @s1]}
+        : (tensor<2xi32>, tensor<2xi32>) -> (tensor<2xi32>, tensor<2xi32>)
+    %2 = "pw.launch"(%0#0) {callee = @f, order = 2 : i64, slice = @s0} : (tensor<2x4xf32>) -> tensor<2x4xf32>
+    return %2, %1#0, %0#1 : tensor<2x4xf32>, tensor<2xi32>, tensor<2x4xf32>
+  }
+  func.func private @f(%x: tensor<2x4xf32>) -> tensor<2x4xf32> {
+    %0 = stablehlo.tanh %x : tensor<2x4xf32>
+    return %0 : tensor<2x4xf32>
+  }
+}
+
+// -----
+
+// @s0 sends what @s1 computes of the first exchange: with one launch for both, @s0 would wait for itself.
+// CHECK-LABEL: module @reads_a_transfer
+// CHECK: callee = @cut_blocks, order = 0 : i64, slice = @s0} : (tensor<2x4xf32>) -> (tensor<1x4xf32>, tensor<1x4xf32>)
+// CHECK: callee = @cut_blocks, order = {{.*}}, slice = @s0} : (tensor<2x4xf32>) -> (tensor<1x4xf32>, tensor<1x4xf32>)
+module @reads_a_transfer attributes {pw.form = "ordered"} {
+  sdy.mesh @mesh = <["x"=1]>
+  "pw.slice"() {mesh = @mesh, sym_name = "s0"} : () -> ()
+  "pw.slice"() {mesh = @mesh, sym_name = "s1"} : () -> ()
+  "pw.channel"() {capacity = 1, dst = @s0, src = @s1, sym_name = "c0", value_type = tensor<2x4xf32>} : () -> ()
+  func.func public @main(%x: tensor<2x4xf32> {pw.slice = @s0}, %y: tensor<2x4xf32> {pw.slice = @s1})
+      -> (tensor<2x4xf32> {pw.slice = @s0}, tensor<2x4xf32> {pw.slice = @s1}) {
+    %0:2 = "pw.all_to_all"(%x, %y) {orders = array<i64: 0, 0>, slices = [@s0, @s1]}
+        : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
+    %1 = "pw.transfer"(%0#1) {channel = @c0, order = 2 : i64, slice = @s0} : (tensor<2x4xf32>) -> tensor<2x4xf32>
+    %2:2 = "pw.all_to_all"(%1, %y) {orders = array<i64: 1, 1>, slices = [@s0, @s1]}
+        : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
+    return %2#0, %2#1 : tensor<2x4xf32>, tensor<2x4xf32>
+  }
+}
