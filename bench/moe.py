@@ -4,8 +4,9 @@
 
 Forward and gradient of a layer of experts on 4 and 8 slices, against placed functions that cut and join, and
 against `jax.shard_map` with `jax.lax.all_to_all` over as many devices; one small exchange, against its
-launches alone, in one process or on hosts; and lowering 12 layers in a pipeline, against the same without
-exchanges. Both sides of a case run in turn; the figures are minima of the time until results are ready.
+launches alone, in one process or on hosts; on hosts also large blocks, against the same with counts for half
+of their rows; and lowering 12 layers in a pipeline, against the same without exchanges. Both sides of a case
+run in turn; the figures are minima of the time until results are ready.
 """
 
 from __future__ import annotations
@@ -173,6 +174,30 @@ def exchange(count: int, rounds: int) -> None:
     compare(f"one small exchange, S={count}", 20 * rounds, **runs)
 
 
+def routed(count: int, nbytes: int, rounds: int) -> None:
+    """Compares an exchange of blocks of some bytes with the same where half of the rows are valid."""
+    slices = slices_of(count)
+    rows = nbytes // (4 * WIDTH)
+    before, after = on(slices, jnp.sin), on(slices, jnp.cos)
+
+    def run(x: Sequence[Any], counts: Sequence[Any] | None) -> list[Any]:
+        blocks = [one(b) for one, b in zip(before, x, strict=True)]
+        if counts is None:
+            received = pw.all_to_all(blocks)
+        else:
+            received, _ = pw.all_to_all(blocks, counts=counts)
+        return [one(b) for one, b in zip(after, received, strict=True)]
+
+    x = [np.ones((count, rows, WIDTH), np.float32)] * count
+    half = [np.full(count, rows // 2, np.int32)] * count
+    compare(
+        f"{nbytes >> 10} KB a pair, S={count}",
+        rounds,
+        whole=ready(pw.program(run), (x, None)),
+        half_routed=ready(pw.program(run), (x, half)),
+    )
+
+
 def lowering(count: int, layers: int, microbatches: int) -> None:
     """Prints the seconds to lower a pipeline of layers with exchanges, and without."""
     slices = slices_of(count)
@@ -191,13 +216,15 @@ def lowering(count: int, layers: int, microbatches: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--hosts", type=int, default=0, help="run one exchange over so many workers instead")
+    parser.add_argument("--hosts", type=int, default=0, help="run exchanges over so many workers instead")
     parser.add_argument("--rounds", type=int, default=30, help="calls of each side")
     parser.add_argument("--only", default="", help="cases with this in their name: train, exchange, lower")
     options = parser.parse_args()
     if options.hosts:
         pw.connect(hosts=options.hosts)
         exchange(options.hosts, options.rounds)
+        for nbytes in (1 << 20, 1 << 16):
+            routed(options.hosts, nbytes, options.rounds)
         pw.disconnect()
         return
     pw.connect(cpu_devices=8)
