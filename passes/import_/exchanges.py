@@ -30,7 +30,7 @@ class BlockExchange:
 
 
 def make_exchanges(traced: TracedProgram) -> list[BlockExchange]:
-    """Makes an exchange of each call of `pw.all_to_all`; its slices are named once launches exist."""
+    """Replaces each call of `pw.all_to_all` by an exchange, whose slices are named once launches exist."""
     exchanges: list[BlockExchange] = []
     for call in list(body_block(traced.main).operations):
         metadata = traced.metadata_of(call)

@@ -20,11 +20,11 @@
 // IMPORT: "pw.all_to_all"(%[[B]], %[[A]]) {loop = @batch, slices = [@s1, @s0]}
 // IMPORT: "pw.all_to_all"({{.*}}) {loop = @batch, slices = [@s0, @s1]}
 
-// What reads only what @s1 received is there, and so is what it sends.
+// Operations that read only blocks that @s1 received are on @s1, and so are the blocks that it sends.
 // PLACE: stablehlo.tanh %{{.*}}#1 {pw.loop = @batch, pw.slice = @s1}
 // PLACE: stablehlo.add {{.*}} {pw.loop = @batch, pw.slice = @s1}
 
-// The exchange stays as it is; what it reads are results of launches.
+// The exchange stays as it is; its operands are results of launches.
 // OUTLINE: %[[GLUE:.*]] = "pw.launch"({{.*}}) {callee = @glue, loop = @batch, slice = @s1}
 // OUTLINE: "pw.all_to_all"(%{{.*}}, %[[GLUE]]) {loop = @batch, slices = [@s0, @s1]}
 
@@ -41,14 +41,14 @@
 // TRANSFERS: %[[B:.*]] = "pw.launch"({{.*}}slice = @s1}
 // TRANSFERS-NEXT: "pw.all_to_all"(%[[A]], %[[B]])
 
-// The blocks that a slice receives are split as those that it sends, here by a constraint of what makes them.
+// The blocks that a slice receives are split like the blocks that it sends, here by a constraint of their producer.
 // SHARD: func.func private @glue(%arg0: tensor<2x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}
 
 // Each microbatch has its own exchange.
 // UNROLL: "pw.all_to_all"({{.*}}) {loop = @batch, microbatch = 0 : i64, slices = [@s0, @s1]}
 // UNROLL: "pw.all_to_all"({{.*}}) {loop = @batch, microbatch = 1 : i64, slices = [@s0, @s1]}
 
-// Blocks leave each slice right after the launch that makes them: at another position on each.
+// Blocks leave each slice right after the launch that computes them: at another position on each.
 // SCHEDULE: "pw.launch"({{.*}}order = 7 : i64{{.*}}slice = @s0}
 // SCHEDULE: "pw.all_to_all"({{.*}}) {loop = @batch, microbatch = 1 : i64, orders = array<i64: 8, 5>, slices = [@s0, @s1]}
 

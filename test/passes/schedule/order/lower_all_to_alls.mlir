@@ -14,7 +14,7 @@
 // CHECK: %[[J1:.*]] = "pw.launch"(%[[T1]], %[[C1]]#1) {callee = @join_blocks, order = 4 : i64, slice = @s1}
 // CHECK: "pw.launch"(%[[J1]]) {callee = @f, order = 5 : i64, slice = @s1}
 
-// Cutting becomes part of what makes the blocks, joining of what reads them.
+// Cutting becomes part of the launch that computes the blocks, joining of the launch that reads them.
 // WHOLE-LABEL: module @two_slices
 // WHOLE-NOT: all_to_all
 // WHOLE-COUNT-2: "pw.transfer"
@@ -69,8 +69,8 @@ module @three_slices attributes {pw.form = "ordered"} {
 
 // -----
 
-// What one exchange gives another one exchanges: its blocks are joined right in front of the position of that.
-// They belong to the microbatch of the exchange.
+// An exchange reads the results of another one: their blocks are joined right in front of its position.
+// The launches belong to the microbatch of the exchange.
 // CHECK-LABEL: module @in_a_row
 // CHECK: callee = @join_blocks, loop = @l, microbatch = 0 : i64, order = 2 : i64, slice = @s0
 // CHECK: callee = @cut_blocks, loop = @l, microbatch = 0 : i64, order = 3 : i64, slice = @s0
