@@ -89,7 +89,7 @@ def checkpoints(options: argparse.Namespace, folder: str, *, compress: bool) -> 
     ours: list[tuple[float, ...]] = []
     for n in range(ROUNDS + 1):
         memory, cpu, began = peak_memory(), cpu_seconds(), time.perf_counter()
-        saving = pw.checkpoint.save(f"{folder}/ours", state, n, compress=compress, keep=1)
+        saving = pw.checkpoint.save(f"{folder}/ours", state, n, compress=compress, max_to_keep=1)
         returned = time.perf_counter() - began
         saving.wait()
         written, cpu = time.perf_counter() - began, cpu_seconds() - cpu

@@ -281,7 +281,7 @@ def replica_run(options: argparse.Namespace, seconds: float, every: int) -> tupl
     step = CountedStep(program)
     source = [np.ones(microbatches_of(options), np.float32)] * 10**6
     least = options.hosts - 1
-    return step, pw.resilient(step, state, source, feeds=(program, "batch"), every=every, minimum=least)
+    return step, pw.resilient(step, state, source, feeds=(program, "batch"), every=every, min_replicas=least)
 
 
 def connect_replicas(options: argparse.Namespace, *, on_hosts: bool, restart_seconds: float = 60.0) -> None:

@@ -127,9 +127,9 @@ def main() -> int:
         feeds=(step, "batch"),
         rows=BATCH,
         every=options.every,
-        disk=options.out / "checkpoints",
+        directory=options.out / "checkpoints",
         disk_every=1,
-        disk_keep=options.keep,
+        max_to_keep=options.max_to_keep,
     )
     with training as run, Metrics(options.out / "metrics.jsonl", run.step) as lines:
         begun = run.step
@@ -182,7 +182,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--every", type=int, default=20, help="steps from version to version (default: %(default)s)"
     )
-    parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay (default: %(default)s)")
+    parser.add_argument(
+        "--max-to-keep", type=int, default=3, help="checkpoints that stay (default: %(default)s)"
+    )
     parser.add_argument(
         "--lose", type=int, metavar="N", help="lose an island after step N, as when it is killed"
     )
@@ -195,8 +197,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--hosts", action="store_true", help="run each slice in a worker process of its own")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and input (default: %(default)s)")
     options = parser.parse_args()
-    if min(options.steps, options.every, options.keep) < 1:
-        parser.error("--steps, --every and --keep must be at least 1")
+    if min(options.steps, options.every, options.max_to_keep) < 1:
+        parser.error("--steps, --every and --max-to-keep must be at least 1")
     if options.replicas < 1 or MICROBATCHES % options.replicas:
         parser.error(f"--replicas must divide the {MICROBATCHES} microbatches")
     return options

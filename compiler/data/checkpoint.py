@@ -22,6 +22,7 @@ from pathways.compiler.backends.placed_type import PlacedType
 from pathways.compiler.data.host_checkpoints import is_written_there, saved_by_hosts, wanted_on_hosts
 from pathways.compiler.data.saving import PendingSave, Saving, save_error
 from pathways.compiler.stages import Bound
+from pathways.dialect.spelling import renamed_keywords
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.data.host_files import HostSave, RestoredLeaf, SnapshotArray
 from pathways.runtime.hosts.client.array import Array
@@ -44,13 +45,14 @@ _AS_ARRAYS = (bool, complex, np.generic)
 
 
 @boundary
+@renamed_keywords(keep="max_to_keep")
 def save(
     path: str | os.PathLike[str],
     state: Any,
     step: int,
     *,
     data: Any = None,
-    keep: int | None = None,
+    max_to_keep: int | None = None,
     compress: bool | None = None,
 ) -> Saving:
     """Writes a checkpoint to `path/<step>`, and returns before it is written.
@@ -70,9 +72,9 @@ def save(
       step: the number of the checkpoint.
       data: an iterator whose position is saved with it: one of Grain, or `pw.prefetch` of one, or any object
         with a `get_state()` that JSON can represent.
-      keep: the number of checkpoints that stay, those of the highest steps; by default all. The others are
-        removed when this one is written and waited for, by the next save, say. So there is one more for a
-        while.
+      max_to_keep: the number of checkpoints that stay, those of the highest steps; by default all. The
+        others are removed when this one is written and waited for, by the next save, say. So there is one
+        more for a while.
       compress: whether arrays are compressed; by default as Orbax does, which is with zstd. That takes some
         seconds of CPU time a GiB, and gains little on weights.
 
@@ -81,10 +83,10 @@ def save(
 
     Raises:
       ImportError: Orbax is not installed.
-      TypeError: a leaf cannot be saved; names it. Or `data` has no position, or `step` or `keep` is no whole
-        number.
+      TypeError: a leaf cannot be saved; names it. Or `data` has no position, or `step` or `max_to_keep` is
+        no whole number.
       ValueError: a leaf has no elements, two have the same name once their keys are joined with dots, the
-        tree has no leaves, the path has brackets, the step is negative, or `keep` below one.
+        tree has no leaves, the path has brackets, the step is negative, or `max_to_keep` below one.
       FileExistsError: the checkpoint exists already.
       OSError: the folder cannot be created, or an earlier save failed.
     """
@@ -93,10 +95,10 @@ def save(
         raise TypeError(f"pw.checkpoint: the step must be a whole number, got {step!r}")
     if step < 0:
         raise ValueError(f"pw.checkpoint: the step must not be negative, got {step}")
-    if keep is not None and not isinstance(keep, int | np.integer):
-        raise TypeError(f"pw.checkpoint: keep must be a whole number, got {keep!r}")
-    if keep is not None and keep < 1:
-        raise ValueError(f"pw.checkpoint: keep must be at least 1, got {keep}")
+    if max_to_keep is not None and not isinstance(max_to_keep, int | np.integer):
+        raise TypeError(f"pw.checkpoint: max_to_keep must be a whole number, got {max_to_keep!r}")
+    if max_to_keep is not None and max_to_keep < 1:
+        raise ValueError(f"pw.checkpoint: max_to_keep must be at least 1, got {max_to_keep}")
     folder = _folder(path) / str(int(step))
     _check_folder(folder)
     _check_names(state)
@@ -127,7 +129,9 @@ def save(
             if isinstance(error, OSError):
                 raise save_error(int(step), str(folder), error) from None
             raise
-        remove_old = None if keep is None else functools.partial(_remove_old, folder.parent, keep)
+        remove_old = (
+            None if max_to_keep is None else functools.partial(_remove_old, folder.parent, max_to_keep)
+        )
         saving = Saving(int(step), str(folder), response, remove_old, of_hosts)
         _pending.add(saving)
     return saving
@@ -377,12 +381,12 @@ def _steps(path: str | os.PathLike[str]) -> list[int]:
     )
 
 
-def _remove_old(folder: Any, keep: int) -> None:
+def _remove_old(folder: Any, max_to_keep: int) -> None:
     """Removes all checkpoints but the last ones, and the remains of an earlier removal.
 
     A renamed folder is no checkpoint any more, whenever the process exits.
     """
-    for step in _steps(folder)[:-keep]:
+    for step in _steps(folder)[:-max_to_keep]:
         (folder / str(step)).rename(folder / f"{step}{_REMOVED}")
     for file in list(folder.iterdir()):
         if file.name.endswith(_REMOVED):

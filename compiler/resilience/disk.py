@@ -36,12 +36,12 @@ class DiskVersions:
     Args:
       folder: the folder, which has the checkpoints of this run alone.
       like: the state that the run begins with: versions are restored like it.
-      keep: the number of versions that stay.
+      max_to_keep: the number of versions that stay.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], like: Any, keep: int = 2) -> None:
+    def __init__(self, folder: str | os.PathLike[str], like: Any, max_to_keep: int = 2) -> None:
         self.folder = absolute_path(folder)
-        self._keep = keep
+        self._max_to_keep = max_to_keep
         self._like = jax.tree.map(_type_of, like)
         # Steps whose versions cannot be read.
         self._damaged: list[int] = []
@@ -90,7 +90,9 @@ class DiskVersions:
           OSError: it cannot be written.
         """
         state = jax.tree.map(_without_empty, state)
-        checkpoint.save(self.folder, state, step, data=SourcePosition(position), keep=self._keep).wait()
+        checkpoint.save(
+            self.folder, state, step, data=SourcePosition(position), max_to_keep=self._max_to_keep
+        ).wait()
 
     def restore(
         self, step: int, position_of: Callable[[bytes], Any], *, places: bool = True

@@ -150,8 +150,10 @@ class HostStore(SnapshotStore):
         for key, kept in self._kept.items():
             is_usable = all(layout.allows(replicas.counts, replicas.islands) for layout in kept.array_layouts)
             if not is_usable:
-                text = "pw.resilient: %s in memory is not used: it has other replicas, or another minimum="
-                log.warning(text, key)
+                log.warning(
+                    "pw.resilient: %s in memory is not used: it has other replicas, or another min_replicas=",
+                    key,
+                )
             kept.layouts = self._layouts
             stored[key] = StoredVersion(stored[key].blocks, is_usable, kept.replicas)
         self.stored = stored

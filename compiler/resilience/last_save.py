@@ -47,7 +47,7 @@ def save_committed(
     """
     stopped = f"pw.resilient: stopped after step {given}"
     if disk is None:
-        return f"{stopped}; without disk= nothing of the run is kept", False
+        return f"{stopped}; without directory= nothing of the run is kept", False
     step = -1 if committed is None else committed.key.step
     latest = -1
     try:

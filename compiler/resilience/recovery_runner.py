@@ -188,7 +188,7 @@ class RecoveryRunner:
                 self.abandoned = shortened(why)
                 if self.core.losses == 0 and self._disk_error is not None:
                     raise ValueError(
-                        f"pw.resilient: {self.abandoned}; pass another folder as disk= to start anew"
+                        f"pw.resilient: {self.abandoned}; pass another folder as directory= to start anew"
                     ) from self._disk_error
                 raise lost(f"pw.resilient: {self.abandoned}").error()
 

@@ -37,6 +37,7 @@ from pathways.compiler.resilience.step_metrics import StepMetrics
 from pathways.compiler.resilience.store import SnapshotStore
 from pathways.compiler.resilience.training import Training
 from pathways.compiler.stages import Bound
+from pathways.dialect.spelling import renamed_keywords
 from pathways.runtime.clusters.connect import controller
 from pathways.runtime.hosts.client.array import Array
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
@@ -67,7 +68,7 @@ class ResilientRun:
         store: SnapshotStore,
         policy: RecoveryPolicy,
         disk: DiskVersions | None,
-        minimum: tuple[Step, int] | None = None,
+        fewer_replicas: tuple[Step, int] | None = None,
     ) -> None:
         self._train_step = train_step
         self._training = Training(state, is_function=not isinstance(train_step, Bound | Program))
@@ -77,10 +78,10 @@ class ResilientRun:
         self._disk = disk
         self._folder = None if disk is None else RunFolder(disk.folder)
         # The program whose replicas may be fewer, and the smallest number of them.
-        self._minimum = minimum
+        self._fewer_replicas = fewer_replicas
         self._replicas: StepReplicas | None = None
-        if minimum is not None and (executables := executables_of(minimum[0])):
-            self._replicas = StepReplicas(executables, minimum[1])
+        if fewer_replicas is not None and (executables := executables_of(fewer_replicas[0])):
+            self._replicas = StepReplicas(executables, fewer_replicas[1])
         self._recovery: RecoveryRunner | None = None
         self._is_open = False
         self._metrics = StepMetrics(store)
@@ -91,7 +92,7 @@ class ResilientRun:
 
         Raises:
           TypeError: the source cannot be rewound.
-          ValueError: no number of replicas meets `minimum`, or the folder has a run with another state.
+          ValueError: no number of replicas meets `min_replicas`, or the folder has a run with another state.
           RuntimeError: another process has the folder.
           HostError: the state cannot be protected.
         """
@@ -128,11 +129,11 @@ class ResilientRun:
 
     def _prepare_replicas(self) -> None:
         """Loads the step for fewer replicas, if there may be fewer."""
-        if self._minimum is None:
+        if self._fewer_replicas is None:
             return
-        step, minimum = self._minimum
+        step, min_replicas = self._fewer_replicas
         if self._replicas is None:
-            self._replicas = StepReplicas(self._compiled(step), minimum)
+            self._replicas = StepReplicas(self._compiled(step), min_replicas)
         self._replicas.run_on(self._replicas.all)
         self._store.set_replicas(self._replicas)
         self._replicas.check = self._store.check
@@ -146,7 +147,7 @@ class ResilientRun:
             batch, _ = self._source.read(0)
         except StopIteration:
             raise ValueError(
-                "pw.resilient: the source has no batch to compile the step for, which minimum= needs"
+                "pw.resilient: the source has no batch to compile the step for, which min_replicas= needs"
             ) from None
         if step is self._train_step and isinstance(step, Program):
             return (step.loaded(self._training.value, batch),)
@@ -446,6 +447,7 @@ def _copied(leaf: Any) -> Any:
 
 
 @boundary
+@renamed_keywords(disk="directory", disk_keep="max_to_keep", minimum="min_replicas")
 def resilient(
     train_step: Bound | Program[..., Any] | TrainStep,
     state: Any,
@@ -453,10 +455,10 @@ def resilient(
     *,
     feeds: tuple[Bound | Program[..., Any], str] | None = None,
     every: int | str = 10,
-    disk: str | os.PathLike[str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
     disk_every: int = 10,
-    disk_keep: int = 2,
-    minimum: int | None = None,
+    max_to_keep: int = 2,
+    min_replicas: int | None = None,
     patience: float = 0.0,
     rows: int | None = None,
     shards: int | None = None,
@@ -476,11 +478,11 @@ def resilient(
       feeds: the program that reads the batches, and the name of its argument. Left out when `train_step` is
         a program: its second argument.
       every: the steps from one version of the state to the next, or a time such as "10s".
-      disk: a folder for this run alone, in which versions are saved as checkpoints. A run that begins with
-        such a folder goes on from the last version in it, or from a later one in the memory of hosts.
+      directory: a folder for this run alone, in which versions are saved as checkpoints. A run that begins
+        with such a folder goes on from the last version in it, or from a later one in the memory of hosts.
       disk_every: how many versions are made for each that is saved to disk.
-      disk_keep: the number of versions that stay there.
-      minimum: the smallest number of replicas that may go on while islands are lost.
+      max_to_keep: the number of versions that stay there.
+      min_replicas: the smallest number of replicas that may go on while islands are lost.
       patience: the seconds that a lost island may take to return before others go on without it.
       rows: of a source on hosts, see `pw.prefetch`.
       shards: of a source on hosts, see `pw.prefetch`.
@@ -491,12 +493,12 @@ def resilient(
 
     Raises:
       TypeError: `feeds` is missing or no program, or an argument has a wrong type.
-      ValueError: a number out of range, a `minimum` that no number of replicas meets, or a `step` without
-        such an argument.
+      ValueError: a number out of range, a `min_replicas` that no number of replicas meets, or a `step`
+        without such an argument.
 
     Example:
       ```python
-      with pw.resilient(step, state, batches, every=10, disk="run1") as run:
+      with pw.resilient(step, state, batches, every=10, directory="run1") as run:
           for n, metrics in run.steps(1000):
               print(n, metrics["loss"])
       state = run.state
@@ -505,14 +507,14 @@ def resilient(
     program, argument = checked_feeds(train_step, feeds)
     interval = checked_interval(every)
     checked_count("disk_every", disk_every)
-    checked_count("disk_keep", disk_keep)
-    disk = checked_folder(disk)
+    checked_count("max_to_keep", max_to_keep)
+    directory = checked_folder(directory)
     if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
         raise ValueError(f"pw.resilient: patience={shown(patience)}: expected a number of seconds")
     if isinstance(source, Prefetched):
         raise TypeError("pw.resilient: source is read ahead already; pass what was given to pw.prefetch")
-    if minimum is not None:
-        checked_count("minimum", minimum)
+    if min_replicas is not None:
+        checked_count("min_replicas", min_replicas)
     if not jax.tree.leaves(state):
         raise ValueError("pw.resilient: the state has no leaves")
     hosts = controller()
@@ -530,9 +532,9 @@ def resilient(
         interval.steps,
         interval.seconds,
         patience=float(patience),
-        disk_every=None if disk is None else disk_every,
+        disk_every=None if directory is None else disk_every,
     )
     batches = RewindableSource(source, program, argument, rows=rows, shards=shards)
-    disk_versions = None if disk is None else DiskVersions(disk, state, disk_keep)
-    least = None if minimum is None else (program, minimum)
-    return ResilientRun(train_step, state, batches, store, policy, disk_versions, least)
+    disk_versions = None if directory is None else DiskVersions(directory, state, max_to_keep)
+    fewer_replicas = None if min_replicas is None else (program, min_replicas)
+    return ResilientRun(train_step, state, batches, store, policy, disk_versions, fewer_replicas)

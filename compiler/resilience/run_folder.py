@@ -82,7 +82,7 @@ class RunFolder:
                     by = "another run" if found is None else found.controller
                     raise RuntimeError(
                         f"pw.resilient: {self._folder} is in use by {by}; wait until that has ended, or pass "
-                        "another folder as disk="
+                        "another folder as directory="
                     ) from None
                 time.sleep(0.05)
             except OSError:

@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
 
 
 def checked_folder(folder: Any) -> str | None:
-    """Returns the folder that `disk` says.
+    """Returns the folder that `directory` says.
 
     Raises:
       TypeError: it is not a path.
@@ -61,13 +61,15 @@ def checked_folder(folder: Any) -> str | None:
     if folder is None:
         return None
     if not isinstance(folder, str | os.PathLike) or not isinstance(path := os.fspath(folder), str):
-        raise TypeError(f"pw.resilient: disk={shown(folder)}: expected the path of a folder")
+        raise TypeError(f"pw.resilient: directory={shown(folder)}: expected the path of a folder")
     if not path:
         raise ValueError(
-            "pw.resilient: disk='': expected the path of a folder, or None for no versions on disk"
+            "pw.resilient: directory='': expected the path of a folder, or None for no versions on disk"
         )
     if any(len(os.fsencode(name)) > _MAX_NAME_BYTES for name in path.split("/")):
-        raise ValueError(f"pw.resilient: disk={shown(path)}: a name has more than {_MAX_NAME_BYTES} bytes")
+        raise ValueError(
+            f"pw.resilient: directory={shown(path)}: a name has more than {_MAX_NAME_BYTES} bytes"
+        )
     return path
 
 

@@ -109,7 +109,7 @@ class RewindableSource:
             raise ValueError(
                 f"pw.resilient: {where}: the position of the source is {shown(self.positions[step])}, which "
                 f"the source of this call does not accept ({type(error).__name__}: {shortened(str(error))}); "
-                "pass the source that the run began with, or another folder as disk="
+                "pass the source that the run began with, or another folder as directory="
             ) from error
 
     def _open(self, position: Any) -> Any:

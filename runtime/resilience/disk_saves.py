@@ -62,6 +62,6 @@ class DiskSaves:
             text, advice = f"of {version.key}, no host has {version.name_missing(hosts)} any more", ""
         if self._every is None:
             more = "" if advice else " when so many islands are lost at once"
-            return f"{text}; {advice}pass disk= to resume from a folder{more}"
+            return f"{text}; {advice}pass directory= to resume from a folder{more}"
         why = "" if self._problem is None else f" ({self._problem})"
         return f"{text}, and none of its versions is on disk{why}; run again"

@@ -168,5 +168,5 @@ def test_blocks_of_arrays_that_an_earlier_run_has_left_on_fewer_replicas() -> No
     assert (alone.island, alone.layout.devices, alone.part) == (1, (0,), WHOLE)
     check_blocks((6, 4), shared, layouts, [(0, 2, 3), (0, 1, 2, 3)])
     outside = SlicePlacement(4, layout, WHOLE, {8: (0,), 9: (1,)})
-    with pytest.raises(ValueError, match=r"a is on island4, on which no replica runs, so that minimum="):
+    with pytest.raises(ValueError, match=r"a is on island4, on which no replica runs, so that min_replicas="):
         layout_of_array("a", array_of((6, 4), [outside]), layouts)

@@ -211,15 +211,15 @@ def test_checkpoint_has_the_position_of_the_input_as_by_grain(programs, tmp_path
 def test_checkpoint_save_keeps_the_last_ones(tmp_path: Path) -> None:
     (tmp_path / "1.removed").mkdir()
     for step in range(1, 6):
-        pw.checkpoint.save(tmp_path, {"a": np.arange(step)}, step, keep=2)
+        pw.checkpoint.save(tmp_path, {"a": np.arange(step)}, step, max_to_keep=2)
     assert pw.checkpoint.latest(tmp_path) == 5
     assert sorted(file.name for file in tmp_path.iterdir()) == ["4", "5"]
-    with pytest.raises(TypeError, match=r"keep must be a whole number, got 1\.5"):
-        pw.checkpoint.save(tmp_path, {"a": 1}, 6, keep=1.5)
+    with pytest.raises(TypeError, match=r"max_to_keep must be a whole number, got 1\.5"):
+        pw.checkpoint.save(tmp_path, {"a": 1}, 6, max_to_keep=1.5)
     with pytest.raises(ValueError, match="file:///x: nothing here reads file:// paths"):
         pw.checkpoint.save("file:///x", {"a": 1}, 6)
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
-        pw.checkpoint.save(tmp_path, {"a": 1}, 6, keep=0)
+    with pytest.raises(ValueError, match="max_to_keep must be at least 1, got 0"):
+        pw.checkpoint.save(tmp_path, {"a": 1}, 6, max_to_keep=0)
 
 
 def test_checkpoint_save_refuses_other_leaves(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_checkpoint_on_hosts_allows_donation_right_after(devices, tmp_path):
     bump = bump.lower([X, 2 * X]).compile()
     (rows,) = bump.place([X, 2 * X])
     for step in range(1, 4):
-        saving = pw.checkpoint.save(tmp_path, rows, step, keep=2)
+        saving = pw.checkpoint.save(tmp_path, rows, step, max_to_keep=2)
         rows = bump(rows)
         saving.wait()
     for step in (2, 3):
@@ -423,7 +423,7 @@ def test_checkpoint_on_hosts_lets_threads_wait_for_one_save(devices, tmp_path, m
         equal(pw.checkpoint.restore(tmp_path, state, step=1), state)
         return 1
 
-    pw.checkpoint.save(tmp_path, state, 1, keep=1)
+    pw.checkpoint.save(tmp_path, state, 1, max_to_keep=1)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         results = [
             pool.submit(read)

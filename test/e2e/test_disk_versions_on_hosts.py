@@ -50,7 +50,7 @@ def test_hosts_write_versions_to_disk_from_their_memory(
     expected = kill_training.undisturbed(training)
 
     def resilient() -> Any:
-        options = {"every": 2, "disk": tmp_path / "run", "disk_every": 1, **training.options}
+        options = {"every": 2, "directory": tmp_path / "run", "disk_every": 1, **training.options}
         return pw.resilient(training.step, training.state, training.source, **options)
 
     with (  # noqa: PT012 # it is stopped in the body of the loop

@@ -210,7 +210,7 @@ def test_fewer_replicas_have_the_bits_of_as_many(name: str, lost: str) -> None:
     """Steps run on four replicas, then on three, whichever are left, then on four again."""
     step = CheckedStep(MODELS[name])
     width = 8 if "not divide" in name else 12
-    with step.resilient(batches(width=width), every=3, minimum=3) as run:
+    with step.resilient(batches(width=width), every=3, min_replicas=3) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -235,7 +235,7 @@ def test_fewer_replicas_take_no_compile(monkeypatch: pytest.MonkeyPatch, caplog)
     # Compiled before: the first loss may be one of any island.
     for count in (3, 4):
         step.reference(count, batches(1)[0])
-    with step.resilient(batches(), every=3, minimum=3) as run:
+    with step.resilient(batches(), every=3, min_replicas=3) as run:
         wait_for_loads(run)
         loads.clear()
 
@@ -259,7 +259,7 @@ def test_fewer_replicas_are_loaded_for_the_next_loss_after_one(monkeypatch: pyte
     step = CheckedStep(Trainer)
     for count in (2, 3, 4):
         step.reference(count, batches(1)[0])
-    with step.resilient(batches(), every=3, minimum=2) as run:
+    with step.resilient(batches(), every=3, min_replicas=2) as run:
         wait_for_loads(run)
         loads.clear()
 
@@ -293,7 +293,7 @@ def test_fewer_replicas_go_on_if_nothing_can_be_loaded_ahead(
         load(replicas, numbers)
 
     monkeypatch.setattr(StepReplicas, "_load", fail)
-    with step.resilient(batches(), every=2, minimum=3) as run:
+    with step.resilient(batches(), every=2, min_replicas=3) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -316,7 +316,7 @@ def test_fewer_replicas_go_on_if_another_island_is_lost_meanwhile(monkeypatch: p
         run_on(replicas, numbers)
 
     monkeypatch.setattr(StepReplicas, "run_on", fail)
-    with step.resilient(batches(), every=2, minimum=2) as run:
+    with step.resilient(batches(), every=2, min_replicas=2) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -350,7 +350,7 @@ def test_fewer_replicas_when_islands_are_lost_at_once_and_one_by_one() -> None:
     """Buddies are neighbours: the blocks of island1 and island3 are also on island2 and island0."""
     step = CheckedStep(functools.partial(Trainer, zero1=True))
     away = ["island0", "island1", "island3"]
-    with step.resilient(batches(), every=2, minimum=1) as run:
+    with step.resilient(batches(), every=2, min_replicas=1) as run:
 
         def act(n: int) -> bool | None:
             losses, count = run.status().losses, step.counts[-1]
@@ -375,7 +375,7 @@ def test_fewer_replicas_survive_random_losses(seed: int) -> None:
     chance = random.Random(seed)
     step = CheckedStep(MODELS[chance.choice(("zero1", "replicas", "two programs"))])
     away: list[str] = []
-    with step.resilient(batches(), every=chance.choice((1, 3, 5)), minimum=2) as run:
+    with step.resilient(batches(), every=chance.choice((1, 3, 5)), min_replicas=2) as run:
 
         def act(n: int) -> bool | None:
             if n > 60:
@@ -398,7 +398,7 @@ def test_fewer_replicas_survive_random_losses(seed: int) -> None:
 def test_fewer_replicas_survive_losses_by_another_thread() -> None:
     step = CheckedStep(functools.partial(Trainer, zero1=True))
     is_over = threading.Event()
-    with step.resilient(batches(), every=2, minimum=3) as run:
+    with step.resilient(batches(), every=2, min_replicas=3) as run:
 
         def lose() -> None:
             for n in range(10):
@@ -418,7 +418,7 @@ def test_fewer_replicas_survive_losses_by_another_thread() -> None:
 def test_fewer_replicas_run_no_step_again_when_an_island_leaves(caplog) -> None:
     caplog.set_level("INFO", "pathways")
     step = CheckedStep(Trainer)
-    with step.resilient(batches(), every=100, minimum=3) as run:
+    with step.resilient(batches(), every=100, min_replicas=3) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -434,7 +434,7 @@ def test_fewer_replicas_run_no_step_again_when_an_island_leaves(caplog) -> None:
 def test_fewer_replicas_go_on_from_disk(tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint.experimental.v1", reason="orbax-checkpoint is not installed")
     step = CheckedStep(functools.partial(Trainer, zero1=True))
-    with step.resilient(batches(), every=2, minimum=3, disk=tmp_path, disk_every=1) as run:
+    with step.resilient(batches(), every=2, min_replicas=3, directory=tmp_path, disk_every=1) as run:
 
         def act(n: int) -> bool | None:
             if n > 2 and run.status().disk and not run.status().losses:
@@ -452,7 +452,7 @@ def test_fewer_replicas_of_a_step_that_is_a_program(is_compiled: bool) -> None:
     trainer = Trainer(zero1=True)
     source = batches(60)
     step = trainer.step.lower(trainer.state, source[0]).compile() if is_compiled else trainer.step
-    with pw.resilient(step, trainer.state, source, every=2, minimum=3) as run:
+    with pw.resilient(step, trainer.state, source, every=2, min_replicas=3) as run:
         for n, _ in run.steps(60):
             if n == 4:
                 run.lose("island3", returns=False)
@@ -463,7 +463,7 @@ def test_fewer_replicas_of_a_step_that_is_a_program(is_compiled: bool) -> None:
     # The programs go on with the replicas that were left, and a new run begins with all.
     state, _ = step(run.state, source[0])
     assert islands_of(state) == few
-    with pw.resilient(step, state, source, every=2, minimum=3) as run:
+    with pw.resilient(step, state, source, every=2, min_replicas=3) as run:
         list(run.steps(3))
         assert islands_of(run.state) == {f"island{n}" for n in range(4)}
 
@@ -505,7 +505,7 @@ def test_fewer_replicas_of_programs_that_are_compiled_later() -> None:
         return trainer
 
     step = CheckedStep(create)
-    with step.resilient(batches(), every=2, minimum=3) as run:
+    with step.resilient(batches(), every=2, min_replicas=3) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -559,23 +559,23 @@ def test_fewer_replicas_of_programs_on_hosts_after_a_kill(monkeypatch: pytest.Mo
 def test_fewer_replicas_name_the_numbers_that_are_allowed() -> None:
     trainer = Trainer()
     message = (
-        "minimum=4: the step has 4 replicas of 12 microbatches, which divide among 1, 2, 3 of them; pass"
+        "min_replicas=4: the step has 4 replicas of 12 microbatches, which divide among 1, 2, 3 of them; pass"
     )
     with (
         pytest.raises(ValueError, match=message),
-        pw.resilient(trainer.step, trainer.state, batches(2), minimum=4),
+        pw.resilient(trainer.step, trainer.state, batches(2), min_replicas=4),
     ):
         pass
     # Compiled by now, so that it is known before the run begins.
     with pytest.raises(ValueError, match=message):
-        pw.resilient(trainer.step, trainer.state, batches(2), minimum=4)
+        pw.resilient(trainer.step, trainer.state, batches(2), min_replicas=4)
 
 
 def test_fewer_replicas_are_for_steps_that_have_some(tmp_path: Path) -> None:
     alone = Trainer(1)
     with (
-        pytest.raises(ValueError, match="minimum=1: the step has no replicas; leave minimum out"),
-        pw.resilient(alone.step, alone.state, batches(2), minimum=1),
+        pytest.raises(ValueError, match="min_replicas=1: the step has no replicas; leave min_replicas out"),
+        pw.resilient(alone.step, alone.state, batches(2), min_replicas=1),
     ):
         pass
     trainer = Trainer()
@@ -584,7 +584,7 @@ def test_fewer_replicas_are_for_steps_that_have_some(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="program 'train' is from a bundle, which has it for all its replicas"
     ):
-        pw.resilient(loaded, trainer.state, batches(2), minimum=3)
+        pw.resilient(loaded, trainer.state, batches(2), min_replicas=3)
 
 
 def test_fewer_replicas_are_on_islands_of_their_own() -> None:
@@ -596,7 +596,7 @@ def test_fewer_replicas_are_on_islands_of_their_own() -> None:
     )
     with (
         pytest.raises(ValueError, match=message),
-        pw.resilient(trainer.step, trainer.state, batches(2), minimum=3),
+        pw.resilient(trainer.step, trainer.state, batches(2), min_replicas=3),
     ):
         pass
 
@@ -605,7 +605,7 @@ def test_fewer_replicas_need_a_batch_and_the_program_that_reads_it() -> None:
     trainer, other = Trainer(), Trainer()
     with (
         pytest.raises(ValueError, match="the source has no batch to compile the step for"),
-        pw.resilient(trainer.step, trainer.state, [], minimum=3),
+        pw.resilient(trainer.step, trainer.state, [], min_replicas=3),
     ):
         pass
     with (
@@ -615,7 +615,7 @@ def test_fewer_replicas_need_a_batch_and_the_program_that_reads_it() -> None:
             trainer.state,
             batches(2),
             feeds=other.feeds,
-            minimum=3,
+            min_replicas=3,
         ),
     ):
         pass
@@ -635,7 +635,7 @@ def test_fewer_replicas_name_the_program_that_cannot_run_on_them() -> None:
 
     with (
         pytest.raises(pw.ProgramError, match="8 microbatches, which is not divisible by 3") as caught,
-        pw.resilient(step, trainer.state, batches(3), feeds=trainer.feeds, minimum=3),
+        pw.resilient(step, trainer.state, batches(3), feeds=trainer.feeds, min_replicas=3),
     ):
         pass
     assert "while program" in caught.value.__notes__[0]

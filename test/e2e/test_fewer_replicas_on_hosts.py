@@ -125,7 +125,7 @@ def test_fewer_replicas_go_on_after_a_kill_on_hosts(own_workers: None, caplog: A
     caplog.set_level("INFO", "pathways")
     pw.connect(hosts=2, devices_per_host=2)
     step = RecordedStep(functools.partial(Trainer, zero1=True), 2)
-    with training(step, every=3, minimum=1) as run:
+    with training(step, every=3, min_replicas=1) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -150,7 +150,7 @@ def test_fewer_replicas_on_hosts_have_the_bits_of_as_many(own_workers: None, nam
     """An island is lost with its memory, and is away for some steps."""
     pw.connect(hosts=4, devices_per_host=2)
     step = RecordedStep(MODELS[name])
-    with training(step, every=3, minimum=3, width=8 if "not divide" in name else 12) as run:
+    with training(step, every=3, min_replicas=3, width=8 if "not divide" in name else 12) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -169,7 +169,7 @@ def test_fewer_replicas_on_hosts_when_islands_are_lost_at_once_and_one_by_one(ow
     pw.connect(hosts=4, devices_per_host=2)
     step = RecordedStep(functools.partial(Trainer, zero1=True))
     away = ["island0", "island1", "island3"]
-    with training(step, every=2, minimum=1) as run:
+    with training(step, every=2, min_replicas=1) as run:
 
         def act(n: int) -> bool | None:
             losses, count = run.status().losses, step.counts[-1]
@@ -217,7 +217,7 @@ def test_fewer_replicas_on_hosts_survive_kills_while_growing_back(
     pw.connect(hosts=4, devices_per_host=2)
     step = RecordedStep(functools.partial(Trainer, zero1=True))
     every = tuple(range(4))
-    with training(step, every=3, minimum=3) as run:
+    with training(step, every=3, min_replicas=3) as run:
         core = run._recovery.core
         owner, method, is_due = {
             "load": (StepReplicas, "_load", lambda numbers: numbers == every != run._replicas.running),
@@ -242,7 +242,7 @@ def test_fewer_replicas_on_hosts_survive_kills_while_growing_back(
 def test_fewer_replicas_on_hosts_wait_for_as_long_as_they_may(own_workers: None) -> None:
     pw.connect(hosts=2, devices_per_host=2)
     step = RecordedStep(Trainer, 2)
-    with training(step, every=3, minimum=1, patience=300) as run:
+    with training(step, every=3, min_replicas=1, patience=300) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -258,7 +258,7 @@ def test_fewer_replicas_on_hosts_are_loaded_for_no_island_that_is_lost(own_worke
     """To load a program for it would wait until it is back, and steps of the others with it."""
     pw.connect(hosts=2, devices_per_host=2)
     step = RecordedStep(Trainer, 2)
-    with training(step, every=3, minimum=1) as run:
+    with training(step, every=3, min_replicas=1) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -281,7 +281,7 @@ def test_fewer_replicas_on_hosts_go_on_from_disk(own_workers: None, tmp_path: Pa
     pw.connect(hosts=count, devices_per_host=2)
     step = RecordedStep(functools.partial(Trainer, zero1=True), count)
     lost_at: int | None = None
-    with training(step, every=2, minimum=count - 1, disk=tmp_path / "run", disk_every=1) as run:
+    with training(step, every=2, min_replicas=count - 1, directory=tmp_path / "run", disk_every=1) as run:
 
         def act(n: int) -> bool | None:
             nonlocal lost_at
@@ -296,20 +296,20 @@ def test_fewer_replicas_on_hosts_go_on_from_disk(own_workers: None, tmp_path: Pa
         assert hosts_of(run.state) == {*range(count)} - {1}
 
 
-@pytest.mark.parametrize("minimum", [3, 1])
+@pytest.mark.parametrize("min_replicas", [3, 1])
 def test_fewer_replicas_on_hosts_go_on_with_another_controller(
-    own_workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, minimum: int
+    own_workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, min_replicas: int
 ) -> None:
     """The version that is left is of three replicas; its blocks are not those of one replica, too."""
     pytest.importorskip("orbax.checkpoint.experimental.v1", reason="orbax-checkpoint is not installed")
     caplog.set_level("INFO", "pathways")
     create = functools.partial(Trainer, zero1=True)
-    options: dict[str, Any] = {"every": 2, "disk": tmp_path / "run", "disk_every": 100}
+    options: dict[str, Any] = {"every": 2, "directory": tmp_path / "run", "disk_every": 100}
     pw.connect(hosts=4, devices_per_host=2)
     step = RecordedStep(create)
     with (  # noqa: PT012 # the error is of leaving it
         pytest.raises(KeyboardInterrupt),
-        step.resilient(batches(STEPS), minimum=3, **options) as run,
+        step.resilient(batches(STEPS), min_replicas=3, **options) as run,
     ):
         step.run = run
 
@@ -327,18 +327,18 @@ def test_fewer_replicas_on_hosts_go_on_with_another_controller(
     caplog.clear()
     later = RecordedStep(create)
     later.calls = step.calls
-    with training(later, minimum=minimum, **options) as run:
+    with training(later, min_replicas=min_replicas, **options) as run:
         first = run.step
         train(run, lambda n: n > first + 2)
     assert later.switches == [4, 3, 4]
     lines = [record.message for record in caplog.records if " in memory" in record.message]
-    if minimum == 3:
+    if min_replicas == 3:
         assert lines == [
             f"pw.resilient: resuming from version {first} in memory, 0 steps are run again, "
             "with 4 of 4 replicas"
         ]
     else:
-        assert lines[0].endswith(" in memory is not used: it has other replicas, or another minimum=")
+        assert lines[0].endswith(" in memory is not used: it has other replicas, or another min_replicas=")
 
 
 def refuse(*_: Any) -> None:
@@ -348,7 +348,7 @@ def refuse(*_: Any) -> None:
 def test_fewer_replicas_on_hosts_run_no_step_again_when_an_island_leaves(own_workers: None) -> None:
     pw.connect(hosts=4, devices_per_host=2)
     step = RecordedStep(functools.partial(Trainer, zero1=True))
-    with training(step, every=3, minimum=3) as run:
+    with training(step, every=3, min_replicas=3) as run:
 
         def act(n: int) -> bool | None:
             if n == 4:
@@ -394,7 +394,7 @@ def test_fewer_replicas_on_hosts_survive_random_kills(own_workers: None, seed: i
     step.last = {}
     source = batches(STEPS)
     kills = last = 0
-    with nothing_left(), step.resilient(source, every=3, minimum=chance.choice((1, 2, 3))) as run:
+    with nothing_left(), step.resilient(source, every=3, min_replicas=chance.choice((1, 2, 3))) as run:
         step.run = run
 
         def act(n: int) -> bool | None:
@@ -434,9 +434,9 @@ def test_fewer_replicas_on_hosts_need_space_for_any_number_of_them(
     step = RecordedStep(functools.partial(Trainer, zero1=True), 3)
     with (
         pytest.raises(OSError, match=r"snapshots need 6\.758 KiB, 5\.859 KiB free on host 0 in"),
-        step.resilient(batches(2), minimum=2, every=1) as run,
+        step.resilient(batches(2), min_replicas=2, every=1) as run,
     ):
         list(run.steps(2))
     free = 6920
-    with step.resilient(batches(2), minimum=2, every=1) as run:
+    with step.resilient(batches(2), min_replicas=2, every=1) as run:
         list(run.steps(2))

@@ -17,7 +17,16 @@ def test_flag_of_schedules(tool, capfd):
         assert capfd.readouterr().err == error
 
 
-@pytest.mark.parametrize(("function", "former", "present"), [(pw.auto, "microbatches", "num_microbatches")])
+@pytest.mark.parametrize(
+    ("function", "former", "present"),
+    [
+        (pw.auto, "microbatches", "num_microbatches"),
+        (pw.resilient, "disk", "directory"),
+        (pw.resilient, "disk_keep", "max_to_keep"),
+        (pw.resilient, "minimum", "min_replicas"),
+        (pw.checkpoint.save, "keep", "max_to_keep"),
+    ],
+)
 def test_keywords(function, former, present):
     message = rf"^{function.__name__}\(\) got .* argument '{former}': it is renamed to '{present}'"
     with pytest.raises(TypeError, match=message) as caught:

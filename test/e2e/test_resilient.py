@@ -388,7 +388,9 @@ def test_resilient_state_is_that_of_the_last_step_after_a_loss() -> None:
 def test_resilient_names_what_is_left_nowhere() -> None:
     step, state, source = small()
     with (  # noqa: PT012 # the error comes from the loop
-        pytest.raises(pw.HostLostError, match=r"of version 3, no host has state\[0\] any more; pass disk="),
+        pytest.raises(
+            pw.HostLostError, match=r"of version 3, no host has state\[0\] any more; pass directory="
+        ),
         pw.resilient(step, state, source, every=3) as run,
     ):
         for n, _ in run.steps(12):
@@ -421,7 +423,7 @@ def test_resilient_training_goes_on_from_disk_after_ctrl_c(tmp_path: Path) -> No
     expected = undisturbed(step, state, source)
 
     def resilient() -> Any:
-        return pw.resilient(step, state, source, every=3, disk=tmp_path / "run", disk_every=2)
+        return pw.resilient(step, state, source, every=3, directory=tmp_path / "run", disk_every=2)
 
     first = []
     with pytest.raises(KeyboardInterrupt) as caught, resilient() as run:  # noqa: PT012 # of its body
@@ -449,7 +451,7 @@ def test_resilient_training_goes_on_from_disk_when_memory_is_lost(tmp_path: Path
     orbax()
     step, state, source = small()
     expected = undisturbed(step, state, source)
-    with pw.resilient(step, state, source, every=2, disk=tmp_path, disk_every=1) as run:
+    with pw.resilient(step, state, source, every=2, directory=tmp_path, disk_every=1) as run:
         metrics = []
         for n, value in run.steps(12):
             metrics.append(value)
@@ -466,7 +468,7 @@ def test_resilient_training_refuses_the_folder_of_another_state(tmp_path: Path) 
     pw.checkpoint.save(tmp_path, {"other": state[0]}, 7).wait()
     with (
         pytest.raises(ValueError, match="has no leaf 0, only other"),
-        pw.resilient(step, state, source, disk=tmp_path),
+        pw.resilient(step, state, source, directory=tmp_path),
     ):
         pass
 
@@ -560,7 +562,7 @@ rng = np.random.default_rng(0)
 source = [tuple(rng.normal(size=(2, 8, 8)).astype(np.float32)) for _ in range(60)]
 state = [rng.normal(size=(8, 8)).astype(np.float32) / 3 for _ in range(2)]
 disk = None if sys.argv[1] == "none" else sys.argv[1]
-with pw.resilient(train_step, state, source, every=3, disk=disk, disk_every=1) as run:
+with pw.resilient(train_step, state, source, every=3, directory=disk, disk_every=1) as run:
     print("from", run.step, flush=True)
     for n, value in run.steps(60):
         print(n, value.tobytes().hex(), flush=True)
@@ -623,7 +625,7 @@ def test_resilient_rejects_positions_that_no_file_can_have(tmp_path: Path) -> No
     step, state, _ = small()
     with (
         pytest.raises(TypeError, match="position of the source cannot be saved to disk"),
-        pw.resilient(step, state, Odd(), disk=tmp_path),
+        pw.resilient(step, state, Odd(), directory=tmp_path),
     ):
         pass
 
@@ -637,7 +639,7 @@ def test_resilient_rejects_positions_that_no_file_can_have(tmp_path: Path) -> No
         ({"disk_every": 0}, ValueError, "disk_every=0: expected at least 1"),
         ({"patience": -1}, ValueError, "patience=-1: expected a number of seconds"),
         ({"feeds": "batch"}, TypeError, "feeds must be a program and the name of its argument"),
-        ({"minimum": 0}, ValueError, "minimum=0: expected at least 1"),
+        ({"min_replicas": 0}, ValueError, "min_replicas=0: expected at least 1"),
     ],
 )
 def test_resilient_rejects_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -660,12 +662,12 @@ def test_resilient_names_the_numbers_of_replicas_that_are_allowed() -> None:
     compiled = step.lower(state, batches(1)[0]).compile()
     message = "4 replicas of 8 microbatches, which divide among 1, 2 of them"
     with pytest.raises(ValueError, match=message):
-        pw.resilient(compiled, state, batches(), minimum=3)
-    pw.resilient(compiled, state, batches(), minimum=2)
+        pw.resilient(compiled, state, batches(), min_replicas=3)
+    pw.resilient(compiled, state, batches(), min_replicas=2)
     step, state, source = small()
     compiled = step.lower(state, source[0]).compile()
-    with pytest.raises(ValueError, match="minimum=1: the step has no replicas"):
-        pw.resilient(compiled, state, source, minimum=1)
+    with pytest.raises(ValueError, match="min_replicas=1: the step has no replicas"):
+        pw.resilient(compiled, state, source, min_replicas=1)
 
 
 def test_resilient_raises_what_a_step_raises() -> None:

@@ -115,7 +115,7 @@ def test_resilient_client_goes_on_with_fewer_replicas(serve, lost):
     """Islands that the service restarts are not waited for: two or three of four replicas go on meanwhile."""
     serve(*[pw.Island(devices_per_host=2)] * 4)
     step = RecordedStep(functools.partial(Trainer, zero1=True))
-    with step.resilient(fewer_batches(1000, 12), every=3, minimum=2) as run:
+    with step.resilient(fewer_batches(1000, 12), every=3, min_replicas=2) as run:
         step.run = run
         for n, _ in run.steps(1000):
             if n == 4:

@@ -50,7 +50,7 @@ def run_to(count: int, disk: Path, source: Any = None, state: Any = None) -> tup
     """Runs steps in a folder; returns how many it ran, and the state."""
     source = batches() if source is None else source
     state = start() if state is None else state
-    with pw.resilient(adding(), state, source, every=2, disk=disk, disk_every=1) as run:
+    with pw.resilient(adding(), state, source, every=2, directory=disk, disk_every=1) as run:
         steps = list(run.steps(count))
         state = run.state
     assert float(state["w"]) == sum(range(count))
@@ -86,7 +86,7 @@ def test_resilient_names_the_folder_when_no_version_can_be_read(tmp_path: Path) 
     run_to(2, tmp_path)
     for step in [int(file.name) for file in tmp_path.iterdir() if file.name.isdecimal()]:
         damage(tmp_path, step, "*METADATA*")
-    with pytest.raises(ValueError, match=f"cannot be read: {tmp_path}/.*; pass another folder as disk="):
+    with pytest.raises(ValueError, match=f"cannot be read: {tmp_path}/.*; pass another folder as directory="):
         run_to(4, tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_resilient_refuses_states_that_no_file_can_have(tmp_path: Path) -> None:
                 {**start(), "odd": leaf},
                 batches(),
                 feeds=(adding(), "x"),
-                disk=tmp_path,
+                directory=tmp_path,
             ),
         ):
             pass
@@ -184,7 +184,7 @@ def test_resilient_refuses_states_that_no_file_can_have(tmp_path: Path) -> None:
 
 def test_resilient_has_the_first_version_on_disk_at_the_start(tmp_path: Path) -> None:
     found = []
-    with pw.resilient(adding(), start(), batches(), disk=tmp_path) as run:
+    with pw.resilient(adding(), start(), batches(), directory=tmp_path) as run:
         for n, metrics in run.steps(STEPS):
             found.append(float(metrics["w"]))
             if n == 3:
@@ -196,7 +196,7 @@ def test_resilient_has_the_first_version_on_disk_at_the_start(tmp_path: Path) ->
 def test_resilient_says_where_the_last_state_is_that_was_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = pw.resilient(adding(), start(), batches(), disk=tmp_path)
+    run = pw.resilient(adding(), start(), batches(), directory=tmp_path)
     with pytest.raises(OSError, match="disk is full") as caught, run:  # noqa: PT012 # at its end
         list(run.steps(3))
         run._disk.wait()
@@ -221,15 +221,15 @@ def test_resilient_repeats_no_long_strings(tmp_path: Path, caplog: pytest.LogCap
     for options in (
         {"every": LONG},
         {"disk_every": LONG},
-        {"disk_keep": -(10**5000)},
-        {"minimum": LONG},
+        {"max_to_keep": -(10**5000)},
+        {"min_replicas": LONG},
         {"patience": LONG},
         {"feeds": LONG},
         {"feeds": (step, LONG)},
-        {"disk": LONG},
-        {"disk": ""},
-        {"disk": b"run"},
-        {"disk": 7},
+        {"directory": LONG},
+        {"directory": ""},
+        {"directory": b"run"},
+        {"directory": 7},
     ):
         with pytest.raises((TypeError, ValueError)) as caught:
             pw.resilient(step, start(), batches(), **options)

@@ -85,7 +85,7 @@ def test_resilient_training_names_blocks_that_no_host_has(own_workers):
     step, state = stages()
     with (
         nothing_left(),
-        pytest.raises(pw.HostLostError, match=r"no host has state\['moments'\].* any more; pass disk="),
+        pytest.raises(pw.HostLostError, match=r"no host has state\['moments'\].* any more; pass directory="),
         pw.resilient(step, state, batches(), every=2) as run,
     ):
         train(run, {5: lambda: [run.lose(f"island{n}", memory=True) for n in (0, 1)]})
@@ -161,7 +161,7 @@ def test_resilient_training_goes_on_from_disk_when_memory_is_lost_on_hosts(own_w
     expected = undisturbed(step, state, source)
 
     def resilient() -> Any:
-        return pw.resilient(step, state, source, every=2, disk=tmp_path / "run", disk_every=1)
+        return pw.resilient(step, state, source, every=2, directory=tmp_path / "run", disk_every=1)
 
     def lose_memory(run: Any) -> None:
         while run.status().disk is None:

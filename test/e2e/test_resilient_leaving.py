@@ -176,7 +176,7 @@ def test_resilient_training_goes_on_from_memory_after_ctrl_c_while_an_island_is_
     expected = undisturbed(step, state, source)
 
     def resilient() -> Any:
-        return pw.resilient(step, state, source, every=2, disk=tmp_path / "run", disk_every=1000)
+        return pw.resilient(step, state, source, every=2, directory=tmp_path / "run", disk_every=1000)
 
     with resilient() as run:
         list(run.steps(4))

@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
 
 
 def command(folder: Path, replicas: int, *more: str) -> list[str]:
-    flags = ["--steps", "40", "--every", "4", "--replicas", str(replicas), "--keep", "2", *more]
+    flags = ["--steps", "40", "--every", "4", "--replicas", str(replicas), "--max-to-keep", "2", *more]
     return [sys.executable, str(EXAMPLE), "--out", str(folder), *flags]
 
 

@@ -34,13 +34,13 @@ def test_resilient_saves_versions_in_the_folder_that_it_was_given(elsewhere: Pat
     step = pw.program(lambda w, x: (lambda y: (y, {"w": y}))(add(w, x)))
     batches = [np.float32(n) for n in range(6)]
     here = Path.cwd()
-    with pw.resilient(step, np.float32(0), batches, every=2, disk="run", disk_every=1) as run:
+    with pw.resilient(step, np.float32(0), batches, every=2, directory="run", disk_every=1) as run:
         for n, _ in run.steps(6):
             if n == 1:
                 os.chdir(elsewhere)
     os.chdir(here)
     assert pw.checkpoint.latest("run") == 6
-    with pw.resilient(step, np.float32(0), batches, every=2, disk="run", disk_every=1) as run:
+    with pw.resilient(step, np.float32(0), batches, every=2, directory="run", disk_every=1) as run:
         assert run.step == 6
 
 

@@ -55,7 +55,7 @@ def resilient(disk: str | os.PathLike[str], state: Any = None, **options: Any) -
     step, program, start = trainer()
     options = {"every": 4, "disk_every": 2} | options
     given = start if state is None else state
-    return pw.resilient(step, given, batches(), feeds=(program, "batch"), disk=disk, **options)
+    return pw.resilient(step, given, batches(), feeds=(program, "batch"), directory=disk, **options)
 
 
 def settle(run: Any, step: int) -> None:

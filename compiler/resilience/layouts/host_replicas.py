@@ -169,8 +169,9 @@ class HostReplicaLayouts:
         elsewhere = next((where.island for where in placements if where.island not in everywhere), None)
         if elsewhere is not None:
             raise ValueError(
-                f"pw.resilient: {name} is on island{elsewhere}, on which no replica runs, so that minimum= "
-                "cannot restore it; keep it on slices of the replicas, or leave minimum out"
+                f"pw.resilient: {name} is on island{elsewhere}, on which no replica runs, so that "
+                "min_replicas= cannot restore it; keep it on slices of the replicas, or leave "
+                "min_replicas out"
             )
 
     def on_one_device(self, replicas: Sequence[int], ndim: int) -> SlicePlacement:

@@ -36,7 +36,7 @@ class StepReplicas:
 
     Args:
       executables: the programs that read the batches.
-      minimum: the smallest number of replicas that may run.
+      min_replicas: the smallest number of replicas that may run.
 
     Attributes:
       counts: the numbers of replicas that may run, ascending; the last is all.
@@ -48,19 +48,21 @@ class StepReplicas:
         from a bundle, or each loss of an island leaves fewer.
     """
 
-    def __init__(self, executables: Collection[ProgramExecutable], minimum: int) -> None:
+    def __init__(self, executables: Collection[ProgramExecutable], min_replicas: int) -> None:
         programs = [one for one in executables if isinstance(one, ReplicaExecutable)]
         if not programs:
             for one in executables:
                 if any(argument.replicas is not None for argument in one.plan.arguments):
                     raise ValueError(
-                        f"pw.resilient: minimum={minimum}: program '{one.name}' is from a bundle, which has "
-                        "it for all its replicas; pass the pw.program that it was saved from"
+                        f"pw.resilient: min_replicas={min_replicas}: program '{one.name}' is from a bundle, "
+                        "which has it for all its replicas; pass the pw.program that it was saved from"
                     )
-            raise ValueError(f"pw.resilient: minimum={minimum}: the step has no replicas; leave minimum out")
+            raise ValueError(
+                f"pw.resilient: min_replicas={min_replicas}: the step has no replicas; leave min_replicas out"
+            )
         self._sets = _connected({one for program in programs for one in program.device_sets})
         count = next(iter(self._sets)).replicas
-        self.counts = (*_fewer(programs, minimum, count), count)
+        self.counts = (*_fewer(programs, min_replicas, count), count)
         self.check: Callable[[Collection[int]], None] = lambda islands: None
         self.running = self.all
         self._bindings: Mapping[VirtualSlice, Binding] = {}
@@ -73,8 +75,9 @@ class StepReplicas:
         if not self.after_loss(everywhere):
             left = max(sum(lost not in own for own in self.islands) for lost in everywhere)
             raise ValueError(
-                f"pw.resilient: minimum={minimum}: the replicas are on {len(everywhere)} of the islands, and "
-                f"the loss of any one leaves {left} at most; connect to more islands, or leave minimum out"
+                f"pw.resilient: min_replicas={min_replicas}: the replicas are on {len(everywhere)} of the "
+                f"islands, and the loss of any one leaves {left} at most; connect to more islands, or leave "
+                "min_replicas out"
             )
         self._programs_seen = 0
         self._x64 = jax.config.jax_enable_x64
@@ -160,7 +163,7 @@ class StepReplicas:
             except Exception as error:
                 error.add_note(
                     f"pw.resilient: while program '{program.name}' was loaded for {len(replicas)} of "
-                    f"{self.counts[-1]} replicas, which minimum= allows"
+                    f"{self.counts[-1]} replicas, which min_replicas= allows"
                 )
                 raise
 
@@ -241,7 +244,7 @@ class StepReplicas:
         self._hold_lost(False)
 
 
-def _fewer(programs: Collection[ReplicaExecutable], minimum: int, count: int) -> list[int]:
+def _fewer(programs: Collection[ReplicaExecutable], min_replicas: int, count: int) -> list[int]:
     """Returns the smaller numbers of replicas that may run.
 
     Raises:
@@ -250,13 +253,13 @@ def _fewer(programs: Collection[ReplicaExecutable], minimum: int, count: int) ->
     microbatches = sorted({number for program in programs for number in program.microbatches})
     # The microbatches of each loop are divided evenly among replicas.
     fewer = [n for n in range(1, count) if all(number % n == 0 for number in microbatches)]
-    allowed = [n for n in fewer if n >= minimum]
+    allowed = [n for n in fewer if n >= min_replicas]
     if not allowed:
         named = ", ".join(map(str, fewer))
         of_what = f" of {' and '.join(map(str, microbatches))} microbatches" if microbatches else ""
         raise ValueError(
-            f"pw.resilient: minimum={minimum}: the step has {count} replicas{of_what}, which divide among "
-            f"{named} of them; pass one of these numbers"
+            f"pw.resilient: min_replicas={min_replicas}: the step has {count} replicas{of_what}, which "
+            f"divide among {named} of them; pass one of these numbers"
         )
     return allowed
 

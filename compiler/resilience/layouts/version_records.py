@@ -312,7 +312,7 @@ def _check_alike(there: Mapping[str, str], state: Any) -> None:
             has, passed = (one.get(name, "missing") for one in (there, given))
             raise ValueError(
                 f"pw.resilient: {name} is {has} in the run that goes on, and {passed} in the state of this "
-                "call; pass a state as that run began with, or another folder as disk="
+                "call; pass a state as that run began with, or another folder as directory="
             )
 
 

@@ -500,8 +500,8 @@ def test_resilience_names_what_is_left_nowhere():
         shell.notify(MemoryLost(island))
     (abandon,) = shell.of(AbandonRun)
     assert abandon.why == (
-        "of version 0, no host has block 0, block 1 any more; pass disk= to resume from a folder when so "
-        "many islands are lost at once"
+        "of version 0, no host has block 0, block 1 any more; pass directory= to resume from a folder when "
+        "so many islands are lost at once"
     )
 
 
