@@ -84,7 +84,7 @@ def picture(page: Path) -> str:
     """Returns the pipeline of a page under two schedules, as `pw-viz` draws it."""
     programs = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
     (program,) = (text for text in programs if "schedule=" in text)
-    environment = {**os.environ, "PW_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "step.py").write_text(program)
         for words in (

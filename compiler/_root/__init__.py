@@ -34,7 +34,6 @@ both(jnp.arange(3.0))
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -197,24 +196,7 @@ def _make_paths_absolute() -> None:
             os.environ[name] = str(Path(path).absolute())
 
 
-def _configure_jax() -> None:
-    """Makes JAX create PW_CPU_DEVICES devices, also if it starts before any program."""
-    count = os.environ.get("PW_CPU_DEVICES", "")
-    # `cluster` reports an invalid value.
-    if not count.isdecimal() or int(count) < 1:
-        return
-    jax = sys.modules.get("jax")
-    if jax is None:
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", count)
-        return
-    # JAX has started with fewer devices, which `cluster` reports.
-    with contextlib.suppress(RuntimeError):
-        if jax.config.jax_num_cpu_devices < int(count):
-            jax.config.update("jax_num_cpu_devices", int(count))
-
-
 _make_paths_absolute()
-_configure_jax()
 
 
 def __getattr__(name: str) -> Any:

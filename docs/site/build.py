@@ -92,7 +92,7 @@ def draw() -> None:
     (program,) = (text for text in programs if "schedule=" in text)
     step = BUILD / "step.py"
     step.write_text(program)
-    environment = {**os.environ, "PW_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
     folder = PAGES / "pictures"
     folder.mkdir()
     text = "# Schedules in pictures\n\nThe pipeline of [README](index.md#pipelining), as `pw-viz` draws it.\n"

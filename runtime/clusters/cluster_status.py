@@ -20,13 +20,14 @@ from pathways.runtime.xla.tracebacks import boundary
 def cluster() -> Cluster:
     """Returns the current cluster, with the state and the round trip of each island at this call.
 
-    Unless `connect` was called before, the first call discovers the devices of JAX: PW_CPU_DEVICES is the
-    number of CPU devices to create, PW_ISLANDS the number of islands. The cluster is plain data, and does not
+    Unless `connect` was called before, the first call discovers the devices of JAX; `JAX_NUM_CPU_DEVICES` in
+    the environment is the number of CPU devices that JAX creates. The cluster is plain data, and does not
     change: call this again for later states. In a process behind `pw-proxy`, the server reports hosts,
     memory, states and round trips.
 
     Raises:
       ResourceError: JAX has no devices here.
+      ValueError: PW_CPU_DEVICES or PW_ISLANDS, which have no effect any more, are set.
       JaxRuntimeError: the server is lost.
     """
     hosts = controller()
@@ -65,6 +66,7 @@ def status() -> Status:
 
     Raises:
       ResourceError: JAX has no devices here.
+      ValueError: PW_CPU_DEVICES or PW_ISLANDS, which have no effect any more, are set.
       JaxRuntimeError: the server is lost.
     """
     hosts, training = controller(), tuple(run.status() for run in [*open_runs])

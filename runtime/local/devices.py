@@ -25,6 +25,12 @@ from pathways.runtime.xla.tracebacks import boundary
 _handles: dict[tuple[str, int], jax.Device] = {}
 """JAX's object for each discovered device, by platform and id."""
 
+_FORMER_VARIABLES = {
+    "PW_CPU_DEVICES": "set JAX_NUM_CPU_DEVICES={0}, or call pathways.connect(cpu_devices={0})",
+    "PW_ISLANDS": "call pathways.connect(cpu_devices=8, islands={0}), with your number of devices",
+}
+"""Present settings that replace variables of the environment."""
+
 
 @boundary
 def connect(
@@ -81,6 +87,17 @@ def release(slice: VirtualSlice) -> None:
       slice: the slice; one without devices is left as it is.
     """
     process_cluster.release(slice)
+
+
+def check_environment() -> None:
+    """Rejects variables that were settings of devices.
+
+    Raises:
+      ValueError: one is set; names the present setting.
+    """
+    for variable, present in _FORMER_VARIABLES.items():
+        if value := os.environ.get(variable):
+            raise ValueError(f"{variable}={value} has no effect any more: {present.format(value)}")
 
 
 def discover(
@@ -151,12 +168,13 @@ def mesh_of(binding: Binding) -> jax.sharding.Mesh:
 
 
 def _discovery(
-    cpu_devices: int | None,
-    islands: int | None,
+    cpu_devices: int | None = None,
+    islands: int | None = None,
     platform: str | None = None,
     device_memory: int | None = None,
 ) -> Discover:
     """Checks the settings; returns `discover` with them."""
+    check_environment()
     if cpu_devices is not None and cpu_devices < 1:
         raise ValueError(f"cpu_devices={cpu_devices}: expected at least 1")
     if not isinstance(device_memory, int | float | None):
@@ -166,19 +184,6 @@ def _discovery(
     if cpu_devices is not None and platform not in (None, "cpu"):
         raise ValueError(f"cpu_devices={cpu_devices} with platform={platform!r}: expected platform='cpu'")
     return functools.partial(discover, cpu_devices, islands, platform, device_memory)
-
-
-def _discover_from_environment() -> Cluster:
-    return _discovery(_environment("PW_CPU_DEVICES"), _environment("PW_ISLANDS"))()
-
-
-def _environment(variable: str) -> int | None:
-    text = os.environ.get(variable, "")
-    if not text:
-        return None
-    if not text.isdecimal():
-        raise ValueError(f"{variable}={text!r}: expected a number")
-    return int(text)
 
 
 def _device(handle: jax.Device, position: int, island: str, stated_memory: int | None) -> Device:
@@ -209,11 +214,6 @@ def _cpu_devices(count: int) -> list[jax.Device]:
     if len(devices) >= count:
         return devices[:count]
     started = f"JAX has started with {len(devices)} CPU device{'s' if len(devices) > 1 else ''}"
-    if os.environ.get("PW_CPU_DEVICES") == str(count):
-        raise RuntimeError(
-            f"PW_CPU_DEVICES={count}: {started}, before pathways was imported; import it before anything "
-            "uses JAX"
-        )
     raise RuntimeError(f"cpu_devices={count}: {started}; {CPU_REMEDY.format(count=count)}")
 
 
@@ -230,5 +230,5 @@ def _jax_devices(platform: str | None) -> list[jax.Device]:
         raise ResourceError(f"{setting}JAX has {missing} here{line and f' ({line})'}") from None
 
 
-process_cluster = ProcessCluster(_discover_from_environment)
+process_cluster = ProcessCluster(lambda: _discovery()())
 """The cluster that all programs of this process share."""

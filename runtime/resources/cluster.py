@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathways.runtime.resources.tables import html_table, size
 
 CPU_REMEDY = (
-    "for more CPU devices set PW_CPU_DEVICES={count} in the environment, or call "
+    "for more CPU devices set JAX_NUM_CPU_DEVICES={count} in the environment, or call "
     "pathways.connect(cpu_devices={count}) before anything else uses JAX"
 )
 

@@ -30,7 +30,7 @@ TOOL = re.compile(r"(?<![\w-])\.venv/bin/")
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     binaries = Path(sys.executable).parent
     path = f"{binaries}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PW_CPU_DEVICES": "4"}
+    environment = {**os.environ, "PATH": path, "JAX_NUM_CPU_DEVICES": "4"}
     return subprocess.run(
         ["bash", "-euc", TOOL.sub(f"{binaries}/", command)],
         cwd=folder,

@@ -1,11 +1,13 @@
 """Former names of flags, keywords and variables: one error each, with the present name."""
 
 import importlib
+import re
 import traceback
 
 import pytest
 
 import pathways as pw
+import pathways.proxy
 
 
 @pytest.mark.parametrize("tool", ["pw_compile", "pw_sim", "pw_viz"])
@@ -33,3 +35,18 @@ def test_keywords(function, former, present):
         function(**{former: 2})
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames == ["test_keywords"], "no frame of ours"
+
+
+@pytest.mark.parametrize(
+    ("variable", "present"),
+    [
+        ("PW_CPU_DEVICES", "set JAX_NUM_CPU_DEVICES=2, or call pathways.connect(cpu_devices=2)"),
+        ("PW_ISLANDS", "call pathways.connect(cpu_devices=8, islands=2), with your number of devices"),
+    ],
+)
+@pytest.mark.parametrize("use", [pw.connect, pw.cluster, pathways.proxy.serve])
+def test_variables_of_devices(variable, present, use, monkeypatch):
+    pw.disconnect()
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(ValueError, match=re.escape(f"{variable}=2 has no effect any more: {present}")):
+        use()

@@ -82,11 +82,11 @@ def test_spares_are_not_used_in_another_environment(own_workers, monkeypatch, ca
     pw.connect(hosts=1, options=pw.HostOptions(spares=1))
     wait_until(lambda: pw.status().spares.ready == 1)
     (spare,) = spare_pids()
-    monkeypatch.setenv("PW_CPU_DEVICES", "3")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
     lose(0)
     assert pw.status().hosts[0].pid != spare
     wait_until(lambda: spare not in spare_pids())
-    assert "not used: PW_CPU_DEVICES changed in the environment since it started" in caplog.text
+    assert "not used: JAX_NUM_CPU_DEVICES changed in the environment since it started" in caplog.text
     wait_until(lambda: pw.status().spares.ready == 1)
 
 

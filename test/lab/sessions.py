@@ -70,7 +70,7 @@ class Session:
             stderr=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "PW_CPU_DEVICES": str(config["stages"])},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(config["stages"])},
         )
         self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.errors: list[str] = []

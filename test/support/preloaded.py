@@ -41,8 +41,8 @@ _MODULES = (
     "pathways.tools.drivers.sim",
     "pathways.tools.drivers.viz",
 )
-_READ_AT_IMPORT = "JAX_", "PYTHONHASHSEED", "PW_CPU_DEVICES"
-"""Prefixes of the variables that Python, JAX and Pathways read when they start."""
+_READ_AT_IMPORT = "JAX_", "PYTHONHASHSEED"
+"""Prefixes of the variables that Python and JAX read when they start."""
 _RUN = "PATHWAYS_TEST_PRELOADED"
 """Variable with the process of the run that all belong to, a colon, and the folder of its sockets."""
 

@@ -12,6 +12,7 @@ from typing import Self
 import jax
 
 from pathways.dialect.spelling import renamed_keywords
+from pathways.runtime.local.devices import check_environment
 from pathways.runtime.proxy.devices import FOLDERS_ADVICE, ScheduleIfrt, ServedDevices
 from pathways.runtime.proxy.loading.backend import Backend
 from pathways.runtime.proxy.loading.call_traces import MakeRecorder
@@ -174,13 +175,14 @@ def serve(
     Raises:
       ServerError: the server cannot listen there.
       DescriptorError: this release of jaxlib is not supported.
-      ValueError: the devices cannot form that number of islands, there is both a path and an address, or one
-        of the folders does not exist.
+      ValueError: the devices cannot form that number of islands, there is both a path and an address, one of
+        the folders does not exist, or a variable of the environment has no effect any more.
     """
     if path is not None and insecure_address is not None:
         raise ValueError("expected a path or an address to listen at, got both")
     folders = PermittedFolders(files, FOLDERS_ADVICE)
     if backend is None:
+        check_environment()
         backend = LocalBackend(jax.devices() if devices is None else devices, islands)
     served = ServedDevices(backend, descriptors.messages(), schedule_ifrt, max_memory, folders, make_recorder)
     endpoint = insecure_address if path is None else Path(path).absolute()

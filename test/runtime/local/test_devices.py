@@ -35,15 +35,15 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.process
-def test_cluster_is_described_by_the_environment():
-    code = "import pathways as pw; print([len(island.devices) for island in pw.cluster().islands])"
-    done = run_python(code, PW_CPU_DEVICES="6", PW_ISLANDS="3")
-    assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n")
+def test_number_of_devices_is_that_of_jax():
+    code = "import pathways as pw; print(len(pw.cluster().devices), len(pw.connect(islands=3).islands))"
+    done = run_python(code, JAX_NUM_CPU_DEVICES="6")
+    assert (done.returncode, done.stdout) == (0, "6 3\n")
 
 
 def test_discover_refuses_more_devices_than_jax_has():
     jax.devices()
-    with pytest.raises(RuntimeError, match=r"JAX has started with 8 CPU devices; .*PW_CPU_DEVICES=9"):
+    with pytest.raises(RuntimeError, match=r"JAX has started with 8 CPU devices; .*JAX_NUM_CPU_DEVICES=9"):
         devices.discover(9)
 
 

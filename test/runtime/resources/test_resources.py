@@ -112,7 +112,7 @@ def test_manager_names_devices_and_the_remedy_in_errors():
     assert str(caught.value).splitlines() == [
         "program g: not enough devices: it needs 5, no two of its slices on one device "
         "(left: 2, right: 3); there are 4 (island0: 4)",
-        "  for more CPU devices set PW_CPU_DEVICES=5 in the environment, or call "
+        "  for more CPU devices set JAX_NUM_CPU_DEVICES=5 in the environment, or call "
         "pathways.connect(cpu_devices=5) before anything else uses JAX",
     ]
     assert list(manager.holders()) == [s0]
@@ -127,10 +127,10 @@ def test_manager_names_the_remedy_of_hosts(remedy):
 
 
 def test_process_cluster_names_the_remedy_after_disconnect():
-    """PW_CPU_DEVICES cannot replace the devices of a cluster that the process has disconnected from."""
+    """JAX_NUM_CPU_DEVICES cannot replace the devices of a cluster that the process has disconnected from."""
     cluster, slices = ProcessCluster(lambda: cluster_of(1)), [make_virtual_device_set().add_slice(2, "x")]
     cluster.disconnect()
-    with pytest.raises(ResourceError, match="set PW_CPU_DEVICES=2"):
+    with pytest.raises(ResourceError, match="set JAX_NUM_CPU_DEVICES=2"):
         cluster.bind(slices, "f")
     cluster.connect(lambda: cluster_of(4))
     cluster.bind(slices, "f")
@@ -140,9 +140,9 @@ def test_process_cluster_names_the_remedy_after_disconnect():
             ResourceError, match=r"since .*disconnect\(\) .* call .*connect\(\.\.\.\)"
         ) as caught:
             cluster.bind(slices, "f")
-        assert "PW_CPU_DEVICES" not in str(caught.value)
+        assert "JAX_NUM_CPU_DEVICES" not in str(caught.value)
     cluster.connect(lambda: cluster_of(1, 1))
-    with pytest.raises(ResourceError, match="set PW_CPU_DEVICES=2"):
+    with pytest.raises(ResourceError, match="set JAX_NUM_CPU_DEVICES=2"):
         cluster.bind(slices, "f")
 
 
@@ -220,7 +220,9 @@ def test_manager_counts_devices_of_slices_bound_to_the_same_devices():
     slices = [devices.add_slice(2, "x", name=name) for name in ("east", "west")]
     for slice, program in zip(slices, "fg", strict=True):
         manager.bind([slice], program)
-    with pytest.raises(ResourceError, match=r"not enough devices: it needs 4.*\n.*set PW_CPU_DEVICES=4 in"):
+    with pytest.raises(
+        ResourceError, match=r"not enough devices: it needs 4.*\n.*set JAX_NUM_CPU_DEVICES=4 in"
+    ):
         manager.bind(slices, "h")
 
 
