@@ -166,4 +166,4 @@ type-links:
 	@[ ! -L $(TYPES) ] || rm $(TYPES)
 	@mkdir -p $(TYPES)
 	@for name in compiler dialect passes runtime tools; do ln -sfn ../../../$$name $(TYPES)/$$name; done
-	@for name in __init__.py extending.py py.typed; do ln -sfn ../../../compiler/_root/$$name $(TYPES)/$$name; done
+	@for name in __init__.py checkpoint.py extending.py py.typed; do ln -sfn ../../../compiler/_root/$$name $(TYPES)/$$name; done

@@ -68,3 +68,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return [*_MODULES, *importlib.import_module(f"{__name__}.operations.ops").__all__]

@@ -95,7 +95,15 @@ ROOMS = (
 )
 """From left to right."""
 
-FACES = ("pathways", "pathways.extending", "pathways.mpmd", "pathways.proxy", "runtime", "runtime.hosts")
+FACES = (
+    "pathways",
+    "pathways.checkpoint",
+    "pathways.extending",
+    "pathways.mpmd",
+    "pathways.proxy",
+    "runtime",
+    "runtime.hosts",
+)
 """Packages that belong to no room: they offer names of any, and import them at their first use."""
 
 EXTENSIONS = {
@@ -151,6 +159,7 @@ def files() -> dict[str, Path]:
     }
     names = {name: name.removesuffix(".__init__") for name in found} | {
         "compiler._root.__init__": "pathways",
+        "compiler._root.checkpoint": "pathways.checkpoint",
         "compiler._root.extending": "pathways.extending",
         "compiler._root.mpmd": "pathways.mpmd",
         "compiler._root.proxy": "pathways.proxy",

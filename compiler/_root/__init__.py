@@ -1,22 +1,53 @@
 """One Python process, one JAX program, many slices of accelerators.
 
-make_virtual_device_set   the slices that a program requests: `.add_slice(shape, axis_names)`
-jit                       places a function on a slice
-program                   compiles a function that calls placed functions
-all_to_all                exchanges blocks between slices, such as tokens with their experts
-accumulate                runs a function on microbatches, which go through the stages as a pipeline
-auto                      cuts a loss into stages on slices, with the shortest simulated step
-from_mpmd                 runs a program of Shardy's MPMD compiler
-load                      runs a program that was saved: `program.lower(*args).save(path)`
-on_hosts                  calls functions in the processes of hosts, beside the arrays there
-prefetch                  puts batches on the slices that read them, during the previous step
-resilient                 runs training steps, and goes on by itself when islands are lost
-checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
-connect, cluster          the devices of this process, or of hosts, until `disconnect`; `release` unbinds a
-                          slice from its devices
-trace                     records the times of launches and transfers
-measure_links             measures the network between islands, for policies that use times
-status                    the arrays of hosts, the devices of slices, the steps in flight
+Programs:
+  make_virtual_device_set   the slices that a program requests: `.add_slice(shape, axis_names)`
+  jit                       places a function on a slice
+  program                   compiles a function that calls placed functions
+  accumulate                runs a function on microbatches, which go through the stages as a pipeline
+  auto                      cuts a loss into stages on slices, with the shortest simulated step
+  all_to_all                exchanges blocks between slices, such as tokens with their experts
+  load                      runs a program that was saved: `program.lower(*args).save(path)`
+  from_mpmd                 runs a program of Shardy's MPMD compiler
+
+Devices:
+  connect, disconnect       the devices of this process, or of hosts
+  HostOptions, Island       settings of hosts, and of one island of them
+  cluster, status           islands and their devices; arrays of hosts, slices, steps in flight
+  release                   unbinds a slice from its devices
+  measure_links             measures the network between islands, for policies that use times
+
+Training:
+  prefetch                  puts batches on the slices that read them, during the previous step
+  on_hosts                  calls functions in the processes of hosts, beside the arrays there
+  checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
+  resilient                 runs training steps, and goes on by itself when islands are lost
+  trace                     records the times of launches and transfers
+
+Types of results:
+  VirtualDeviceSet, VirtualSlice        of `make_virtual_device_set`, and of its `add_slice`
+  Program, Lowered, Compiled            of `program`, its `lower(*args)`, and the `compile()` of that
+  LoadedProgram, AutoPlan, Links        of `load`, `auto` and `measure_links`
+  Array                                 of programs on hosts: a handle of an array there
+
+Errors and warnings:
+  PathwaysError                         base of all errors
+  ProgramError, CompileError            a program that our passes or XLA reject
+  ResourceError, BundleError            too few devices or too little memory; a damaged or foreign bundle
+  HostError                             base of the errors of hosts, which follow
+  HostStartError, HostLostError         a host that does not start, or exits while it is in use
+  HostLeavingError, ServiceLostError    an island that accepts nothing more; a service that exits
+  ClusterClosedError                    use of hosts after `disconnect`
+  ProgramFailedError, CallFailedError   a program, or a function of `on_hosts`, that fails on a host
+  PathwaysWarning                       a program that works, but more slowly or later than it could
+
+Modules, and the version:
+  pathways.extending                    policies and passes of your own
+  pathways.proxy                        a server of unmodified JAX programs
+  pathways.mpmd                         an importable front end of Shardy's MPMD compiler
+  __version__                           as in `pip show pathways-mlir`
+
+An example:
 
 import jax.numpy as jnp
 import pathways as pw
@@ -41,10 +72,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathways import checkpoint
     from pathways.compiler.api import jit, program
     from pathways.compiler.auto.auto import auto
     from pathways.compiler.auto.auto_plan import AutoPlan
-    from pathways.compiler.data import checkpoint
     from pathways.compiler.data.on_hosts import on_hosts
     from pathways.compiler.data.prefetch import prefetch
     from pathways.compiler.frontend.accumulate import accumulate
@@ -170,7 +201,7 @@ _MODULES = {
     "accumulate": "compiler.frontend.accumulate",
     "all_to_all": "compiler.frontend.all_to_all",
     "auto": "compiler.auto.auto",
-    "checkpoint": "compiler.data.checkpoint",
+    "checkpoint": "checkpoint",
     "cluster": "runtime.clusters.cluster_status",
     "connect": "runtime.clusters.connect",
     "disconnect": "runtime.clusters.connect",
@@ -211,4 +242,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

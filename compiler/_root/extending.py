@@ -33,3 +33,7 @@ __all__ = [
     "step_time",
     "symbol_table",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

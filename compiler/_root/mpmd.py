@@ -24,11 +24,13 @@ import sys
 _FRONT_END = "shardy.integrations.python.jax.mpmd"
 _ALIASES = {"jax.jaxlib._jax": "jaxlib._jax", "mlir": "jaxlib.mlir"}
 
-PIP = (
+_PIP = (
     'pip install "shardy-mpmd @ git+https://github.com/openxla/shardy'
     '#subdirectory=shardy/integrations/python/jax/mpmd" immutabledict'
 )
 """Command that installs the front end, which is on no package index."""
+
+__all__: list[str] = []
 
 
 def _make_importable() -> None:
@@ -37,10 +39,14 @@ def _make_importable() -> None:
             sys.modules[alias] = importlib.import_module(name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 _make_importable()
 try:
     importlib.import_module(_FRONT_END)
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"pathways.mpmd needs Shardy's MPMD front end ({error}): {PIP}", name=error.name
+        f"pathways.mpmd needs Shardy's MPMD front end ({error}): {_PIP}", name=error.name
     ) from None

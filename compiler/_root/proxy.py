@@ -25,3 +25,7 @@ serve = functools.partial(server.serve, schedule_ifrt=schedule_ifrt, make_record
 serve.__doc__ = server.serve.__doc__
 
 __all__ = ["ProxyServer", "copy_numpy_at_call", "serve"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -81,8 +81,14 @@ def write_api() -> None:
     for heading, names in ("Functions", functions), ("Classes", classes), ("Errors and warnings", errors):
         text += f"\n## {heading}\n"
         for name in sorted(names):
-            place = f"pathways.{pathways._MODULES[name]}"
-            text += f"\n::: {place}\n" if inspect.ismodule(shown[name]) else f"\n::: {place}.{name}\n"
+            if inspect.ismodule(module := shown[name]):
+                members = {f"{name}.{member}": getattr(module, member) for member in module.__all__}
+                text += "".join(
+                    f"\n::: {member.__module__}.{member.__name__}\n    options:\n      heading: {heading}\n"
+                    for heading, member in members.items()
+                )
+            else:
+                text += f"\n::: pathways.{pathways._MODULES[name]}.{name}\n"
     (PAGES / "api.md").write_text(text)
 
 

@@ -1,15 +1,24 @@
-"""Text that `help` shows of the public names."""
+"""Text that `help` shows of the public names, and names that interpreters complete."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import pydoc
+import re
+import sys
+import types
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 import pathways as pw
+import pathways.dialect
+import pathways.runtime
+
+API = [module.name for module in pkgutil.iter_modules(pw.__path__) if not module.ispkg]
 
 
 def shown(value: Any) -> str:
@@ -21,10 +30,28 @@ def double() -> Any:
     return pw.jit(lambda x: 2 * x, devices=pw.make_virtual_device_set().add_slice(1, "x", name="help"))
 
 
-def test_help_of_the_package_names_its_functions():
-    description = pw.__doc__ or ""
-    functions = [name for name in pw.__all__ if name.islower() and not name.startswith("_")]
-    assert [name for name in functions if name not in description] == []
+def test_help_of_the_package_lists_each_name_once():
+    """Names are in the first column, by use; modules of the API after them."""
+    columns = re.findall(r"^  (\w\S*(?:, \S+)*)  ", pw.__doc__ or "", re.MULTILINE)
+    listed = [name for column in columns for name in column.split(", ")]
+    modules = [f"pathways.{name}" for name in API if name not in pw.__all__]
+    assert sorted(listed) == sorted([*pw.__all__, *modules])
+
+
+@pytest.mark.parametrize("name", API)
+def test_modules_of_the_api_complete_to_it(name, monkeypatch):
+    # The front end of Shardy need not be installed, nor be found afterwards.
+    for alias in ("jax.jaxlib._jax", "mlir", "shardy.integrations.python.jax.mpmd"):
+        monkeypatch.setitem(sys.modules, alias, types.ModuleType(alias))
+    module = importlib.import_module(f"pathways.{name}")
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, each) for each in module.__all__)
+
+
+@pytest.mark.parametrize("module", [pw, pathways.dialect, pathways.runtime])
+def test_packages_complete_to_names_that_they_import_at_use(module):
+    assert all(hasattr(module, name) for name in dir(module))
+    assert not {"Any", "importlib", "annotations"} & set(dir(module))
 
 
 def test_help_of_the_package_has_an_example_that_runs():
