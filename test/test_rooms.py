@@ -136,9 +136,12 @@ EXCEPTIONS = {
     "passes.analysis.flow imports scipy inside of a function",
     "runtime.hosts.launch.ray_launcher imports ray inside of a function",
     "runtime.data.array_files imports tensorstore inside of a function",
+    "runtime.resources.virtual imports runtime.xla.tracebacks inside of a function",
+    "runtime.resources.virtual imports runtime.xla.tracebacks, which is to its right",
 }
-"""Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils, and
-scipy takes longer to import than a small program to place."""
+"""Imports that break the rules for a reason: Orbax, OR-tools and Ray are extras, Orbax brings etils,
+scipy takes longer to import than a small program to place, and JAX's setting says how to filter the traceback
+of an error of a slice."""
 
 
 @dataclasses.dataclass(frozen=True)

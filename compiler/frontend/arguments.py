@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -230,6 +231,7 @@ def conventions_of(
     """Normalises the options of `pw.program`; names and numbers imply each other where possible.
 
     Raises:
+      TypeError: a position is not an integer, or a name not a string.
       ValueError: the function has no argument of such a number or name, or one is static and donated.
     """
     try:
@@ -244,46 +246,76 @@ def conventions_of(
         p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.parameters.values()
     )
 
-    def both(numbers: Any, names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        positions = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+    def both(positions: Sequence[int], keywords: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
         if counts_all:
             positions = tuple(n + len(order) if n < 0 else n for n in positions)
-        keywords = (names,) if isinstance(names, str) else tuple(names or ())
         named = [order.index(k) for k in keywords if k in order]
         numbered = [order[n] for n in positions if -len(order) <= n < len(order)]
         return tuple(dict.fromkeys([*positions, *named])), tuple(dict.fromkeys([*keywords, *numbered]))
 
+    numbers = _values(
+        name, "positions", operator.index, static_argnums=static_argnums, donate_argnums=donate_argnums
+    )
+    names = _values(
+        name, "names", _checked_name, static_argnames=static_argnames, donate_argnames=donate_argnames
+    )
     if parameters is not None:
-        _check_numbers(name, parameters, static_argnums=static_argnums, donate_argnums=donate_argnums)
-        _check_names(name, parameters, static_argnames=static_argnames, donate_argnames=donate_argnames)
-    static, donate = both(static_argnums, static_argnames), both(donate_argnums, donate_argnames)
+        _check_numbers(name, parameters, numbers)
+        _check_names(name, parameters, names)
+    static = both(numbers["static_argnums"], names["static_argnames"])
+    donate = both(numbers["donate_argnums"], names["donate_argnames"])
     for n in set(static[0]) & set(donate[0]):
         raise ValueError(f"program '{name}': argument {n} is static and cannot be donated")
     return Conventions(name, parameters, donate[0], donate[1], static[0], static[1])
 
 
-def _check_numbers(name: str, parameters: inspect.Signature, **options: int | Sequence[int] | None) -> None:
+def _values[T](name: str, what: str, read: Callable[[Any], T], **options: Any) -> dict[str, tuple[T, ...]]:
+    """Returns the values of options that have one value, several or none.
+
+    Args:
+      what: the values that are expected, for messages.
+      read: returns a value as it is used, or raises TypeError.
+
+    Raises:
+      TypeError: `read` does; names the option.
+    """
+    values = {}
+    for option, passed in options.items():
+        has_one = isinstance(passed, str) or not isinstance(passed, Iterable)
+        try:
+            values[option] = () if passed is None else tuple(map(read, (passed,) if has_one else passed))
+        except TypeError:
+            raise TypeError(f"program '{name}': {option}={passed!r}: expected {what} of arguments") from None
+    return values
+
+
+def _checked_name(name: Any) -> str:
+    """Returns a name; raises TypeError for other values."""
+    if not isinstance(name, str):
+        raise TypeError
+    return name
+
+
+def _check_numbers(name: str, parameters: inspect.Signature, options: Mapping[str, tuple[int, ...]]) -> None:
     """Raises an error for positions that the function does not have, like `jax.jit`."""
     kinds = [p.kind for p in parameters.parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     count = sum(kind in positional for kind in kinds)
-    for option, numbers in options.items():
-        passed = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+    for option, passed in options.items():
         if any(not -count <= n < count for n in passed):
             raise ValueError(
                 f"program '{name}' has {option}={passed}, but only accepts {count} positional arguments"
             )
 
 
-def _check_names(name: str, parameters: inspect.Signature, **options: str | Sequence[str] | None) -> None:
+def _check_names(name: str, parameters: inspect.Signature, options: Mapping[str, tuple[str, ...]]) -> None:
     """Raises an error for names that the function does not have, like `jax.jit`."""
     kinds = [p.kind for p in parameters.parameters.values()]
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return
-    for option, names in options.items():
-        passed = (names,) if isinstance(names, str) else tuple(names or ())
+    for option, passed in options.items():
         unknown = [k for k in passed if k not in parameters.parameters]
         if unknown:
             known = ", ".join(parameters.parameters) or "none"

@@ -17,9 +17,9 @@ from pathways.dialect.relations.graphs import depth_first
 from pathways.dialect.verification.forms import LOCATED, OUTLINED
 from pathways.passes.analysis.computations import Computations
 from pathways.passes.analysis.functions import merge_equal_functions
+from pathways.passes.analysis.glue_names import GlueNames
 from pathways.passes.analysis.operations import copy_into
 from pathways.passes.manager.base import Pass
-from pathways.passes.place.glue_names import GlueNames
 from pathways.passes.place.instances import Instance, InstanceGraph, instance_graph, wait_sets
 
 

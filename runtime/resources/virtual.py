@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, SupportsIndex
 
 from pathways.dialect.attributes.names import MAX_DEVICES
 from pathways.runtime.plan.plan import SliceSpec
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _boundary[**P, R](fun: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a public function: the tracebacks of its errors show frames of the user alone."""
+
+    @functools.wraps(fun)
+    def called_by_user(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return fun(*args, **kwargs)
+        except Exception as error:
+            _hide_frames(error)
+            raise
+
+    return called_by_user
+
+
+def _hide_frames(error: Exception) -> None:
+    """Hides frames of pathways in the traceback of an error."""
+    # Late, since this imports jax, whose setting says how.
+    from pathways.runtime.xla.tracebacks import filter_traceback
+
+    filter_traceback(error)
 
 
 class ProcessBound:
@@ -179,6 +202,7 @@ class VirtualDeviceSet(ProcessBound):
         self.running = tuple(range(replicas))
         self._slices: list[weakref.ref[VirtualSlice]] = []
 
+    @_boundary
     def add_slice(
         self,
         shape: int | Sequence[int],
@@ -222,6 +246,7 @@ class VirtualDeviceSet(ProcessBound):
         return f"VirtualDeviceSet({', '.join(map(repr, self.slices))})"
 
 
+@_boundary
 def make_virtual_device_set(*, replicas: int = 1) -> VirtualDeviceSet:
     """Returns a new, empty set of virtual devices.
 

@@ -70,6 +70,18 @@ def no_slice(increment: Any) -> None:
     pw.jit(lambda x: x, devices=[None])
 
 
+def no_positions(increment: Any) -> None:
+    pw.jit(lambda x: x, devices=pw.make_virtual_device_set().add_slice(1, "x"), static_argnums="a")
+
+
+def wrong_axes(increment: Any) -> None:
+    pw.make_virtual_device_set().add_slice((2, 2), "x")
+
+
+def no_replicas(increment: Any) -> None:
+    pw.make_virtual_device_set(replicas=0)
+
+
 def no_microbatches(increment: Any) -> None:
     pw.accumulate(increment, 0)
 
@@ -77,6 +89,9 @@ def no_microbatches(increment: Any) -> None:
 MISTAKES = [
     unknown_schedule,
     no_slice,
+    no_positions,
+    wrong_axes,
+    no_replicas,
     no_microbatches,
     wrong_argument,
     wrong_shapes,

@@ -112,6 +112,20 @@ def test_program_refuses_options_for_unknown_arguments(double, option, message):
         pw.program(lambda x: double(x), **option)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"static_argnums": "a"}, "static_argnums='a': expected positions of arguments"),
+        ({"donate_argnums": [0, 1.5]}, r"donate_argnums=\[0, 1\.5\]: expected positions of arguments"),
+        ({"static_argnames": 3}, "static_argnames=3: expected names of arguments"),
+        ({"donate_argnames": ["x", None]}, r"donate_argnames=\['x', None\]: expected names of arguments"),
+    ],
+)
+def test_program_refuses_options_that_are_no_arguments(double, option, message):
+    with pytest.raises(TypeError, match=f"^program 'lambda': {message}"):
+        pw.program(lambda x: double(x), **option)
+
+
 def test_program_refuses_wrong_number_of_arguments(double):
     @pw.program
     def step(x):

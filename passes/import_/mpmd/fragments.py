@@ -12,6 +12,7 @@ from pathways.dialect import argument_attrs, set_argument_attrs, set_result_attr
 from pathways.dialect.attributes.names import ALIASING, DONOR, SHARDING
 from pathways.dialect.attributes.origins import CallKind, Origin
 from pathways.passes.analysis.functions import body_block, unique_name
+from pathways.passes.analysis.glue_names import GlueNames
 from pathways.passes.import_.mpmd.slices import symbol_of
 from pathways.passes.manager.base import fail
 
@@ -28,9 +29,14 @@ _OF_SHARDY = ("mesh_shape", "reserved_hbm_bytes")
 
 
 class Origins:
-    """Reader of the origins of fragments."""
+    """Reader of the origins of fragments.
 
-    def __init__(self, fragments: Sequence[ir.OpView]) -> None:
+    Args:
+      program: the name of the program.
+    """
+
+    def __init__(self, fragments: Sequence[ir.OpView], program: str) -> None:
+        self._glue = GlueNames(program)
         self._last: dict[str, int] = {}
         for op in fragments:
             for name, count in _user_origins(op):
@@ -54,10 +60,12 @@ class Origins:
         return tuple(dict.fromkeys(origins))
 
     def base_name(self, op: ir.OpView) -> str:
-        """Returns the base of the name of the computation of a fragment."""
+        """Returns the base of the name of the computation of a fragment with a body."""
         named = list(_user_origins(op))
         if not named:
-            return "glue"
+            locations = [each.location for each in op.regions[0].blocks[0].operations]
+            # The last one is of the operation that returns the results.
+            return self._glue.name(locations[:-1], locations[-2] if len(locations) > 1 else op.location)
         name, count = named[0]
         kind = self._kind(op, name, count)
         return symbol_of(name) if kind == "fwd" else f"{symbol_of(name)}_{kind}"

@@ -58,7 +58,8 @@ class ImportMpmd(Pass):
        functions become one; a function that is called with other shardings gets a variant.
     3. Where a fragment states them, its launch has `origins`: forward or backward by how often the named
        computation was transposed, recomputed with `remat`, the stage, the call counter as the microbatch, and
-       the half of a backward that was split. What Shardy inferred has none: it is glue.
+       the half of a backward that was split. A fragment that Shardy inferred has none: it is glue, and its
+       function has the name of the function of the user that most of its locations state.
     4. A `transfer` becomes a `pw.transfer`; within a mesh, or repeated to one, a launch that reshards.
     5. Donated arguments become `pw.donated`. Donation by computations is dropped, since it is
        planned anew, and host callbacks run on one device again, which Shardy has forgotten.
@@ -130,7 +131,7 @@ class _Importer:
         self.symbols = symbol_table(module)
         self.operations = list(body_block(function).operations)
         fragments = [op for op in self.operations if op.operation.name in (_CALL, _FRAGMENT)]
-        self.origins = Origins(fragments)
+        self.origins = Origins(fragments, symbol_name(module.operation.opview) or "")
         self.computations = FragmentComputations(module, self.symbols)
         self.layouts = MpmdLayouts(self.symbols)
         # Beside bodies Shardy has not propagated yet.

@@ -78,6 +78,39 @@ module @fragments {
 
 // -----
 
+// Glue is named after the function of the user from which most of its operations come, as that of `pw-outline` is; a
+// call of it keeps its callee.
+
+#program = loc("step"("train.py":20:4))
+#update = loc(callsite("adam.<locals>.update_fn"("optimizers.py":7:8) at #program))
+!m = !mpmd.mesh_tensor<"m", tensor<8x4xf32>>
+// CHECK-LABEL: module @step
+module @step {
+  sdy.mesh @m = <["x"=2]>
+  func.func @main(%x: !m) -> !m attributes {topology = #mpmd.topology<<"m" : <["x"=2]>>>} {
+    // CHECK: "pw.launch"(%arg0) {callee = @"adam/update", slice = @m_1}
+    %a = mpmd.fragment<mesh="m", origin=[]> (%x) (%v: tensor<8x4xf32>) {
+      %0 = stablehlo.tanh %v : tensor<8x4xf32> loc("jit(step)/tanh"(#update))
+      %1 = stablehlo.negate %0 : tensor<8x4xf32> loc("jit(step)/neg"(#update))
+      mpmd.return %1 : tensor<8x4xf32>
+    } : (!m) -> !m
+    // CHECK: "pw.launch"({{.*}}) {callee = @"step/add", slice = @m_1}
+    %b = mpmd.fragment<mesh="m", origin=[]> (%a) (%v: tensor<8x4xf32>) {
+      %0 = stablehlo.add %v, %v : tensor<8x4xf32> loc("jit(step)/add"(#program))
+      mpmd.return %0 : tensor<8x4xf32>
+    } : (!m) -> !m
+    // CHECK: "pw.launch"({{.*}}) {callee = @p2_inferred.step, slice = @m_1}
+    %c = mpmd.fragment_call<mesh="m", origin=[]> @p2_inferred.step(%b) : (!m) -> !m
+    return %c : !m
+  }
+  func.func @p2_inferred.step(%v: tensor<8x4xf32>) -> tensor<8x4xf32> attributes {mesh_shape = #sdy.mesh<["x"=2]>} {
+    %0 = stablehlo.abs %v : tensor<8x4xf32>
+    return %0 : tensor<8x4xf32>
+  }
+}
+
+// -----
+
 // Within a mesh, and once more to a mesh that has the value already, a transfer is a launch that reshards; in
 // the same sharding it is the value itself.
 
