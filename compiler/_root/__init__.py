@@ -11,8 +11,9 @@ Programs:
   from_mpmd                 runs a program of Shardy's MPMD compiler
 
 Devices:
-  connect, disconnect       the devices of this process, or of hosts
-  HostOptions, Island       settings of hosts, and of one island of them
+  connect, disconnect       the devices of this process, of workers, or of a service
+  Ssh, Slurm, Ray, Join     what starts workers on other machines
+  HostOptions, Island       settings of workers, and of one island of them
   cluster, status           islands and their devices; arrays of hosts, slices, steps in flight
   release                   unbinds a slice from its devices
   measure_links             measures the network between islands, for policies that use times
