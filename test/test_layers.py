@@ -29,6 +29,7 @@ FEATURES = (
     "front_ends",
     "training",
     "hosts",
+    "unmodified",
     "clients",
 )
 """The features of docs/features.md, in its order, as `pytest.mark.feature` names them."""

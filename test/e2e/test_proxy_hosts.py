@@ -260,6 +260,7 @@ def islands(tmp_path: Path) -> Iterator[ProxyServer]:
         yield server
 
 
+@pytest.mark.feature("unmodified", "hosts")
 def test_islands_are_slices(islands):
     program = """
         import jax, jax.numpy as jnp, numpy as np

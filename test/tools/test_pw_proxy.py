@@ -34,6 +34,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.feature("unmodified", "values")
 def test_runs_a_program_and_exits_with_its_code() -> None:
     done = run("--cpu-devices", "4", "--islands", "2", "--", sys.executable, "-c", PROGRAM, "3")
     assert done.stdout == "[0, 1, 2, 3] [0, 0, 1, 1]\n2.0\n"
@@ -305,6 +306,7 @@ def test_serves_at_an_address() -> None:
         server.terminate()
 
 
+@pytest.mark.feature("unmodified", "error")
 def test_a_program_that_needs_more_memory_than_it_may_have() -> None:
     program = """if True:
         import jax, jax.numpy as jnp
