@@ -19,7 +19,7 @@ FUZZ := random_programs:5000 random_programs:3000:--hosts=2 mutate_ir:50000 muta
   random_losses:5000 random_steps_ahead:300 random_steps_ahead:100:--hosts=4 random_steps_ahead:100:--hosts=0
 BENCHES = $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
-.PHONY: help demo test test-all nightly check-format lint types wheel lit quick rest pytest test-oldest behind-proxy conformance conformance-real proxy-versions durations coverage \
+.PHONY: help demo test test-all nightly check-format lint types wheel extras lit quick rest pytest test-oldest behind-proxy conformance conformance-real proxy-versions durations coverage \
   fuzz lab stress bench docs site format lock venv type-links clean
 
 help: ## list the targets
@@ -48,7 +48,7 @@ test-all: venv ## a quarter of an hour: make test, then all other tests, and the
 
 nightly: venv ## hours: make test-all, real programs, fuzz, bad networks, long runs, benchmarks (ARGS="-k name": tests alone)
 	@failed=; \
-	for layer in test-all lab $(if $(ARGS),,conformance-real proxy-versions $(if $(JAX_SOURCE),conformance) behind-proxy stress fuzz bench); do \
+	for layer in test-all lab $(if $(ARGS),,extras conformance-real proxy-versions $(if $(JAX_SOURCE),conformance) behind-proxy stress fuzz bench); do \
 	  echo "--- $$layer"; \
 	  $(MAKE) --no-print-directory $$layer || failed="$$failed $$layer"; \
 	done; \
@@ -64,8 +64,11 @@ lint: venv ## ruff
 types: venv type-links ## mypy
 	@set -o pipefail; $(BIN)/mypy --no-error-summary | sed 's,^$(TYPES)/,,; s,^__init__,compiler/_root/__init__,'
 
-wheel: venv ## build the wheel, install it elsewhere, use it there
+wheel: venv ## build the wheel in dist/, install it elsewhere, use it there
 	@$(BIN)/python test/wheel/check.py
+
+extras: venv ## the same with each extra, in an empty environment each
+	@$(BIN)/python test/wheel/check.py --extras
 
 lit: venv ## the .mlir tests (ARGS=test/passes/place/cse.mlir for one)
 	@mkdir -p build/test

@@ -42,6 +42,19 @@ def test_requirements_include_every_extra() -> None:
     assert wanted <= pinned
 
 
+def test_commands_quote_extras_that_exist() -> None:
+    """In messages and pages: zsh refuses brackets without quotes."""
+    folders = ("compiler", "dialect", "passes", "runtime", "tools", "docs")
+    files = [
+        path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".md")
+    ]
+    text = "\n".join(path.read_text() for path in (*files, *ROOT.glob("*.md")))
+    packages = [package for package in re.findall(r"pip install\s+(\S+)", text) if "[" in package]
+    assert [package for package in packages if not package.startswith("'")] == []
+    extras = {extra for names in re.findall(r"pathways-mlir\[([\w,]+)\]", text) for extra in names.split(",")}
+    assert {"proxy", "ray"} < extras <= PROJECT["optional-dependencies"].keys()
+
+
 def test_site_lists_every_page_of_the_manual() -> None:
     listed = re.findall(
         r"^ +- [^:]+: ([\w.]+\.md)$", (ROOT / "docs" / "site" / "mkdocs.yml").read_text(), re.M

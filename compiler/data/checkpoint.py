@@ -1,7 +1,7 @@
 """Checkpoints: trees of arrays in folders of Orbax, one for each step.
 
 `save` writes `path/<step>` in the background and `restore` reads it, straight onto the slices of a program.
-Orbax reads and writes the same folders without us. It is an extra: `pip install pathways-mlir[checkpoint]`.
+Orbax reads and writes the same folders without us. It is an extra: `pip install 'pathways-mlir[checkpoint]'`.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def _orbax() -> Any:
         from pathways.compiler.data.orbax_handlers import filter_log
     except ImportError as error:
         raise ImportError(
-            "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]"
+            "pw.checkpoint needs orbax-checkpoint: pip install 'pathways-mlir[checkpoint]'"
         ) from error
     filter_log(_pending.is_active)
     return orbax

@@ -54,7 +54,7 @@ class MetricsFeed:
         self, address: tuple[str, int], take: Callable[[], Snapshot | None], seconds: float = SNAPSHOT_SECONDS
     ) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
-            raise MetricsError("[metrics] needs prometheus_client: pip install pathways-mlir[metrics]")
+            raise MetricsError("[metrics] needs prometheus_client: pip install 'pathways-mlir[metrics]'")
         # Bound here, so that an address in use is reported at once, and a new helper has the same one.
         self._server = socket.socket(socket.AF_INET)
         try:

@@ -72,7 +72,7 @@ def checked(command: str) -> str | None:
             return f"make -n -C {root} {' '.join(shlex.quote(t) for t in targets)} >/dev/null"
         case ["pip", "install", *packages]:
             known = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
-            extras = {e for p in packages for e in re.findall(r"[\w-]+", p.partition("[")[2])}
+            extras = {e for p in packages for e in ",".join(re.findall(r"\[([\w,]+)\]", p)).split(",") if e}
             assert extras <= known["optional-dependencies"].keys(), command
             return "true"
         case [python, script, *_] if python.endswith("python") and script.startswith(("bench/", "test/")):

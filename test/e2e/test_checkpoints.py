@@ -386,7 +386,7 @@ except ImportError as error:
 @pytest.mark.process
 def test_checkpoint_names_the_package_to_install() -> None:
     done = preloaded.run("-c", WITHOUT)
-    assert done.stdout == "pw.checkpoint needs orbax-checkpoint: pip install pathways-mlir[checkpoint]\n"
+    assert done.stdout == "pw.checkpoint needs orbax-checkpoint: pip install 'pathways-mlir[checkpoint]'\n"
 
 
 SAVES = """

@@ -163,5 +163,5 @@ def test_an_address_in_use_is_an_error() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MetricsError, match=r"pip install pathways-mlir\[metrics\]"):
+    with pytest.raises(MetricsError, match=r"pip install 'pathways-mlir\[metrics\]'"):
         MetricsFeed(("127.0.0.1", 0), lambda: None)
