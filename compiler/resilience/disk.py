@@ -34,9 +34,9 @@ class DiskVersions:
     """Versions in a folder of checkpoints.
 
     Args:
-      folder: the folder, which has the checkpoints of this run alone.
-      like: the state that the run begins with: versions are restored like it.
-      max_to_keep: the number of versions that stay.
+      folder: the folder; no other run saves checkpoints there.
+      like: the first state of the run; restored states have its types and shardings.
+      max_to_keep: the number of versions that are not removed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], like: Any, max_to_keep: int = 2) -> None:
@@ -67,7 +67,7 @@ class DiskVersions:
         checkpoint.check(self.folder, jax.tree.map(_without_empty, state))
 
     def begin(self, key: VersionKey, state: Any, position: Any) -> None:
-        """Begins to save a version; `poll` returns what became of it."""
+        """Starts to save a version; `poll` returns `DiskSaveCompleted` or `DiskSaveFailed`."""
 
         def work() -> None:
             event: ResilienceEvent = DiskSaveCompleted(key)
@@ -80,7 +80,7 @@ class DiskVersions:
             with self._lock:
                 self._events.append(event)
 
-        # The core has one save at a time in progress, so that an earlier thread has finished.
+        # The core starts one save at a time, so an earlier thread has finished.
         self._thread = start_thread(work, "disk version")
 
     def save(self, step: int, state: Any, position: Any) -> None:
@@ -97,18 +97,18 @@ class DiskVersions:
     def restore(
         self, step: int, position_of: Callable[[bytes], Any], *, places: bool = True
     ) -> tuple[Any, Any]:
-        """Reads a version; returns the state, and the position of the source.
+        """Reads a version; returns the state and the position of the source.
 
-        Versions that could not be read are set aside once another one is: reading works, and a later version
-        of the same step must not find one there.
+        After a success, versions that could not be read before are set aside, so that a later version of the
+        same step finds its folder free.
 
         Args:
           position_of: a function that decodes the position of the source, see `RewindableSource`.
-          places: whether arrays are put where they were when the run began; else they are of NumPy.
+          places: whether arrays get the shardings of the first state; else they are NumPy arrays.
 
         Raises:
-          OtherTreeError: it is that of another state.
-          Exception: it cannot be read.
+          OtherTreeError: the version is of another state.
+          Exception: the version cannot be read.
         """
         self.wait()
         data = SourcePosition()
@@ -134,7 +134,7 @@ class DiskVersions:
         return events
 
     def wait(self) -> None:
-        """Waits for a save that is in progress."""
+        """Waits for the save in flight."""
         if self._thread is not None:
             self._thread.join()
 
@@ -150,7 +150,7 @@ def _without_empty(leaf: Any) -> Any:
 
 
 def _with_empty(like: Any, leaf: Any) -> Any:
-    """Returns an array of no elements for the text that `_without_empty` has made of one."""
+    """Returns an array of no elements for its text; the inverse of `_without_empty`."""
     if not _is_empty(like):
         return leaf
     if leaf != _without_empty(like):
@@ -169,13 +169,13 @@ def _without_place(leaf: Any) -> Any:
 
 
 def _type_of(leaf: Any) -> Any:
-    """Returns what says how a leaf is restored, without its data."""
+    """Returns the type that a leaf is restored with; leaves that are not arrays as they are."""
     if isinstance(leaf, Array):
-        # Those of this process: it may be donated, and the workers lost that have it.
+        # Without the array, which may be donated, and whose workers may be lost.
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
     if not isinstance(leaf, jax.Array):
         return leaf
-    # Typed keys are never weak, and do not say so.
+    # Typed keys have no attribute `weak_type`.
     is_weak = getattr(leaf, "weak_type", False)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=is_weak)
 
@@ -185,15 +185,15 @@ def stored_leaves(
 ) -> list[Any]:
     """Returns the leaves of a state with arrays in the memory of hosts in place of their layouts.
 
-    Layouts stay of arrays that a file cannot have as they are: keys, and those in blocks that would be in too
-    many chunks of one shape.
+    Two kinds of arrays keep their layouts, because a file cannot have their blocks: typed keys, and arrays
+    whose blocks would need too many chunks of one shape.
 
     Args:
       leaves: the layout of each array on hosts; any other leaf itself.
       owners: the hosts that have each block.
 
     Raises:
-      KeyError: a block is in no memory any more.
+      KeyError: no host has a block any more.
     """
     loads: collections.Counter[int] = collections.Counter()
     return [_stored(leaf, version, owners, loads) for leaf in leaves]
@@ -208,7 +208,7 @@ def _stored(
     is_key = jax.dtypes.issubdtype(leaf.aval.dtype, jax.dtypes.extended)
     if is_key or not leaf.aval.size:
         return leaf
-    # Hosts write to no chunk together, and a file has chunks of one shape alone.
+    # No two hosts write to one chunk, and all chunks of a file have one shape.
     chunk = tuple(math.gcd(*itertools.chain(*sides)) for sides in zip(*blocks.values(), strict=True))
     if leaf.aval.size > math.prod(chunk) * len(blocks) * _MAX_CHUNKS:
         return leaf
@@ -216,7 +216,7 @@ def _stored(
     for name, rows in blocks.items():
         if not owners.get(name):
             raise KeyError(f"{name} is in no memory any more")
-        # Of the hosts that have a block, the one with least to write.
+        # Choose the host with the fewest bytes to write.
         host = min(owners[name], key=lambda host: loads[host])
         loads[host] += leaf.dtype.itemsize * math.prod(stop - start for start, stop in rows)
         found.append(SnapshotBlock(host, name, tuple(start for start, _ in rows)))
@@ -224,10 +224,10 @@ def _stored(
 
 
 def _cover(layout: HostArrayLayout) -> dict[str, Rows]:
-    """Returns blocks that are all of an array, by their names, and do not overlap."""
+    """Returns blocks that cover an array without overlap, by their names."""
     whole = [place for place in layout.places if place.part == WHOLE][:1]
     first = layout.places[0].part
-    # Replicas may have cut it differently.
+    # Places of other replicas may be cut along another dimension.
     cut = {
         place.part: place
         for place in layout.places

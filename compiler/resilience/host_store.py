@@ -1,4 +1,4 @@
-"""Versions of the state in the memory of hosts, by calls of `snapshots.worker_snapshots` there."""
+"""Store of versions in the memory of hosts; workers run `snapshots.worker_snapshots` for it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HostStore(SnapshotStore):
     """Versions in the memory of hosts; see `SnapshotStore`.
 
     Args:
-      client: the client of the hosts, of this process or of a service.
+      client: the session with the hosts, of this process or of a service.
     """
 
     def __init__(self, client: HostSession) -> None:
@@ -82,7 +82,7 @@ class HostStore(SnapshotStore):
         self._islands = KnownIslands(self._calls, self._set_copies)
         self._space = MemorySpace(self._calls, self._islands)
         self._recorder = VersionRecorder()
-        # The islands that have some of the state, and all that were reported to be used.
+        # The islands with blocks of the state, and all islands that the last `IslandsUsed` named.
         self._holding: set[int] = set()
         self._used: frozenset[int] = frozenset()
         self._replicas: StepReplicas | None = None
@@ -99,7 +99,7 @@ class HostStore(SnapshotStore):
           SnapshotError: a host has too little memory, or no folder for it.
           HostError: a host was lost.
         """
-        # What clients of a service have left is removed when they disconnect.
+        # A service removes the versions of its clients when they disconnect.
         if run is not None and self._client.owns_workers:
             self._calls.run, self.outlives = run, True
         places: dict[int, HostPlace] = {}
@@ -114,10 +114,10 @@ class HostStore(SnapshotStore):
         self._space.check_state(state)
 
     def _read_stored(self, state: Any) -> None:
-        """Reads what an earlier controller has left in the memory of hosts.
+        """Reads the versions that an earlier controller left in the memory of hosts.
 
         Raises:
-          ValueError: versions of another state.
+          ValueError: the versions are of another state.
         """
         blocks: dict[VersionKey, dict[int, Blocks]] = {}
         for host, found in self._space.found.items():
@@ -126,7 +126,7 @@ class HostStore(SnapshotStore):
         if not blocks:
             return
         self._newest = max(blocks, key=lambda key: (key.attempt, key.step))
-        # They stay if the state is another one.
+        # If the state is another one, the versions stay.
         self.stored = {key: StoredVersion(own, False, (0,)) for key, own in blocks.items()}
         records: dict[VersionKey, str] = {}
         for call in self._calls.call_gangs(self._islands.present(), "read_records", {}):
@@ -160,18 +160,18 @@ class HostStore(SnapshotStore):
 
     @property
     def _running(self) -> tuple[int, ...]:
-        """The replicas that programs run on; a single one where there cannot be fewer."""
+        """The replicas that run; replica 0 where the step has none."""
         return (0,) if self._replicas is None else self._replicas.running
 
     def _holdings(self, replicas: tuple[int, ...], key: VersionKey) -> Holdings:
         return self._kept[key].holdings(replicas)
 
     def _planned_copies(self, kept: StateOnHosts) -> Iterator[Holdings]:
-        """Yields the blocks that each host keeps of a version, for choices of the replicas that run."""
+        """Yields the blocks of a version that each host would keep, for choices of running replicas."""
         hosts = self.topology.hosts
         for replicas in [kept.replicas] if self._replicas is None else self._replicas.samples():
             own = place_own_copies(kept.holdings(replicas), hosts)
-            # Fewer run where other islands are lost, which then keep nothing for these.
+            # Fewer replicas run where islands are lost, and lost islands keep no copies.
             is_fewer = len(replicas) < len(self.topology.replicas)
             present = self.topology.hosts_of(self.topology.islands(replicas)) if is_fewer else [*hosts]
             planned = dict(own)
@@ -184,7 +184,7 @@ class HostStore(SnapshotStore):
 
         Raises:
           SnapshotError: a host has too little memory.
-          ValueError: fewer replicas may run, and an array is on an island that has none of them.
+          ValueError: fewer replicas may run, and an array is on an island without a replica.
         """
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)
         kept = StateOnHosts(tree, [], {}, self._running, self._layouts)
@@ -211,7 +211,7 @@ class HostStore(SnapshotStore):
     @override
     def commit(self, key: VersionKey, position: Any) -> None:
         kept = self._kept[key]
-        # Without blocks, it is the state that the same call has, too.
+        # A state without blocks needs no record: the same call has it, too.
         if self.outlives and kept.array_layouts:
             version = RecordedVersion(kept.leaves, position, kept.replicas)
             kept.record = self._recorder.write(kept.tree, version)
@@ -224,7 +224,7 @@ class HostStore(SnapshotStore):
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
         for key in self._kept.keys() - set(keys):
             del self._kept[key]
-        # Versions that begin after this call are not among the keys, and must stay.
+        # Versions that start after this call are not among the keys, and must stay.
         newest = None if self._newest is None else plain_key(self._newest)
         named = {"keys": [plain_key(key) for key in keys], "newest": newest}
         if newest is not None:
@@ -247,16 +247,16 @@ class HostStore(SnapshotStore):
         attempt: int | None,
         kept: StateOnHosts | None = None,
     ) -> Any:
-        """Begins to read a version from memory; returns its state.
+        """Starts to read a version from memory; returns its state.
 
         Args:
           key: the version.
-          loads: what each host reads from where.
-          attempt: that of `RestoreState`, whose answers are reported; None for another purpose.
+          loads: the blocks that each host reads, and their sources.
+          attempt: the attempt of `RestoreState` that replies are reported for; None outside of a restore.
           kept: the state, with layouts of the arrays that are read; all by default.
         """
         kept = self._kept[key] if kept is None else kept
-        # Each time in a lane of its own: what an earlier attempt waits for may not come.
+        # A new lane for each attempt: an earlier one may wait for a lost host.
         lane = next(lanes)
         leaves = [
             Array(self._client, leaf.aval) if isinstance(leaf, HostArrayLayout) else _copied(leaf)
@@ -267,7 +267,7 @@ class HostStore(SnapshotStore):
             hosts = [host.index for host in island.gang.hosts]
             own = [load for load in loads if load.host in hosts]
             if own and island.is_present:
-                # Of a restore an event says that an island is lost.
+                # In a restore, an event reports the lost island.
                 with contextlib.nullcontext() if attempt is None else contextlib.suppress(HostError):
                     of_island = [one for one in places if one[1].island == island.gang.number]
                     self._read_island(key, kept, island.gang, own, of_island, leaves, lane, attempt)
@@ -287,7 +287,7 @@ class HostStore(SnapshotStore):
         for load in loads:
             if load.source != load.host:
                 named = source_of(self._calls, key, load.source, load.blocks)
-                # In the lane of `read` below, which finds the fetched blocks in the memory of the host.
+                # In the lane of `read` below, which reads the fetched blocks from the memory of the host.
                 call = self._calls.call("fetch", gang, [load.host], lane, named)
                 self._calls.expect(call, self._on_fetched(call, gang, load, attempt))
         blocks = [
@@ -341,17 +341,18 @@ class HostStore(SnapshotStore):
         return jax.tree.map(_as_numpy, tree)
 
     def detach(self, array: Any) -> Any:
-        """See `SnapshotStore.detach`. Of arrays on hosts the value, which is waited for."""
+        """See `SnapshotStore.detach`. Waits for the values of arrays on hosts."""
         return _as_numpy(array) if isinstance(array, Array) else array.copy()
 
     def version(self, key: VersionKey) -> Any:
         """See `SnapshotStore.version`. Hosts write its arrays from their memory.
 
-        Those that a file cannot have in such blocks are read on the hosts, beside those of the steps.
+        Arrays whose blocks a file cannot have become arrays on the hosts again, beside the state of the
+        steps.
         """
         kept, replicas = self._kept[key], self._running
         if self._replicas is not None:
-            # Those that run may be lost by now.
+            # The running replicas may be lost by now.
             islands = {number for number, island in enumerate(self._islands.known) if island.is_present}
             replicas = self._replicas.able(islands) or replicas
         if absent := sorted(
@@ -382,9 +383,9 @@ class HostStore(SnapshotStore):
         return counts
 
     def lose(self, island: int, *, memory: bool, arrays: Sequence[Any], returns: bool = True) -> None:
-        """See `SnapshotStore.lose`: kills the workers of the island, which start again by themselves.
+        """See `SnapshotStore.lose`. Kills the workers of the island, which start again by themselves.
 
-        Those that start are not used before `return_island`, unless the island is to return by itself.
+        Unless `returns` is true, the new workers are not used before `return_island`.
         """
         if not self._client.owns_workers:
             raise RuntimeError(
@@ -417,20 +418,20 @@ class HostStore(SnapshotStore):
     def poll(self) -> list[ResilienceEvent]:
         self._calls.receive()
         events: list[ResilienceEvent] = []
-        # State has moved off an island that leaves, if no program is loaded there any more.
+        # If no program is loaded on a leaving island, the state has moved off it.
         self._holding -= self._islands.leaving() - self._client.used
         used = self._holding | self._client.used
         if used != self._used and len(self.topology.replicas) == 1:
             self._used = frozenset(used)
             events.append(IslandsUsed(self._used))
-        # Losses first: they explain what else fails.
+        # Losses first: they are the cause of other failures.
         events += self._islands.poll()
         events += self._calls.poll()
         self._copies.begin_waiting()
         return [*events, *self._calls.take_events()]
 
     def _set_copies(self, found: CopiesOfHosts) -> None:
-        """Replaces the known copies on hosts: blocks may be lost with the machine of a host."""
+        """Replaces the copies that hosts are known to have: a lost machine loses its blocks."""
         for number, versions in found.items():
             for key, kept in self._kept.items():
                 kept.copies[number] = versions.get(key, NO_BLOCKS)
@@ -456,9 +457,9 @@ class HostStore(SnapshotStore):
                 self._client.wait_for_call(call)
         self._islands.allow_all()
         if not self._client.owns_workers:
-            # The service removes what lost workers have left.
+            # The service removes the files of lost workers.
             return
-        # Of hosts that have no workers now, where this process can.
+        # Hosts without workers cannot remove their files; on this machine this process can.
         machine = this_machine()
         for folder in {
             found["folder"] for found in self._space.found.values() if found["machine"] == machine
@@ -471,7 +472,7 @@ class HostStore(SnapshotStore):
 
 
 def _copied(leaf: Any) -> Any:
-    """Returns a copy of what is in this process, which a step may donate or change."""
+    """Returns a copy of a leaf in this process, which a step may donate or change."""
     return leaf.copy() if isinstance(leaf, np.ndarray | jax.Array) else leaf
 
 

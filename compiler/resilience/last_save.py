@@ -1,4 +1,4 @@
-"""Saves of the state when a run ends, and the reports of them for its user."""
+"""Save of the last committed version when a run ends, with a message for the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CommittedVersion:
     """The last committed version of a run.
 
     Attributes:
-      position: that of the source before the step.
+      position: the position of the source before the step.
       store: the store that has the version in memory.
     """
 
@@ -26,7 +26,7 @@ class CommittedVersion:
 
 
 def where_unsaved(step: int, committed: CommittedVersion | None) -> str:
-    """Returns where the last state of a run is, which could not be saved to disk."""
+    """Returns a message that locates the last state of a run, which could not be saved to disk."""
     text = f"pw.resilient: the state after step {step} is in memory, as run.state of this process"
     if committed is None or not committed.store.outlives:
         return text
@@ -36,14 +36,14 @@ def where_unsaved(step: int, committed: CommittedVersion | None) -> str:
 def save_committed(
     given: int, disk: DiskVersions | None, committed: CommittedVersion | None
 ) -> tuple[str, bool]:
-    """Saves the last committed version to disk, when a run ends by an error.
+    """Saves the last committed version to disk when a run ends by an error.
 
     Args:
       given: how many steps were given to the user.
-      disk: the versions on disk; None for none.
+      disk: the versions on disk; None without a folder.
 
     Returns:
-      What to tell the user, and whether the version is in memory alone, where it is to stay.
+      A message for the user, and whether memory has the only copy of the version, which must then stay.
     """
     stopped = f"pw.resilient: stopped after step {given}"
     if disk is None:
@@ -60,7 +60,7 @@ def save_committed(
         why = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
         if committed is not None and committed.store.outlives:
             return f"{stopped}; version {step} is in memory: the same call resumes from it ({why})", True
-        # Such as an island that is lost, or has left, and is not back.
+        # For example, an island was lost or left, and did not return.
         stopped += f"; saving has failed ({why})"
     if latest < 0:
         return f"{stopped}, before a version was saved", False

@@ -1,4 +1,4 @@
-"""Versions of the state in the memory of this process, which stands for all islands of its devices."""
+"""Store of versions in the memory of this process, in which each island of devices is one host."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from pathways.runtime.xla import pjrt
 
 @dataclasses.dataclass
 class _KeptState:
-    """State that is copied.
+    """State of a version.
 
     Attributes:
       tree: its structure.
       running: the replicas that ran.
-      layouts: the layout of each leaf; a leaf that is no array on devices stands here itself.
-      arrays: the data of each array on devices, until its copies are made, by positions of leaves.
+      layouts: the layout of each array on devices; any other leaf itself.
+      arrays: the data of each array on devices by positions of leaves, until the version is committed.
     """
 
     tree: Any
@@ -59,15 +59,14 @@ class _KeptState:
     arrays: dict[int, jax.Array]
 
     def sharding(self, layout: ArrayLayout, replicas: tuple[int, ...]) -> jax.sharding.Sharding:
-        """Returns the sharding of one of its arrays when some replicas run."""
+        """Returns the sharding of an array for running replicas."""
         return layout.sharding_of(None if replicas == self.running else replicas)
 
 
 class LocalSnapshotStore(SnapshotStore):
     """Versions in the memory of this process; see `SnapshotStore`.
 
-    Each island is one host. Copies are made when a version begins, and complete at once: the next step waits
-    for that.
+    Each island is one host. A version is copied when it starts, and the next step waits for the copies.
     """
 
     def __init__(self) -> None:
@@ -99,7 +98,7 @@ class LocalSnapshotStore(SnapshotStore):
 
     @property
     def _running(self) -> tuple[int, ...]:
-        """The replicas that programs run on; a single one where there cannot be fewer."""
+        """The replicas that run; replica 0 where the step has none."""
         return (0,) if self._replicas is None else self._replicas.running
 
     @override
@@ -124,7 +123,7 @@ class LocalSnapshotStore(SnapshotStore):
         return ArrayLayout(name, leaf.aval, data.sharding, data.shape, data.dtype, leaf.committed, replicas)
 
     def _holdings(self, replicas: tuple[int, ...], key: VersionKey) -> Holdings:
-        """Returns what each host has of a version when some replicas run."""
+        """Returns the blocks of a version on each host for running replicas."""
         kept = self._kept[key]
         holdings: dict[int, set[str]] = {}
         for layout in kept.layouts:
@@ -135,9 +134,9 @@ class LocalSnapshotStore(SnapshotStore):
         return {host: frozenset(blocks) for host, blocks in sorted(holdings.items())}
 
     def _host(self, layout: ArrayLayout, device: jax.Device, replicas: tuple[int, ...]) -> int:
-        """Returns the host of a device; of one that the cluster does not have, the first host that runs."""
+        """Returns the host of a device; for a device outside of the cluster the first running host."""
         if not layout.is_committed or device not in self._islands:
-            # It is on no slice, so no island is lost with it.
+            # The array is on no slice, so no loss of an island affects it.
             return min(self.topology.islands(replicas))
         return self._islands[device]
 
@@ -149,11 +148,11 @@ class LocalSnapshotStore(SnapshotStore):
                     with span("snapshots", f"snapshot {key.step}", track=f"island{copy.target}"):
                         blocks = self._copy_own(key, copy)
                 else:
-                    # The copies of a host's own blocks precede these, so the source has the blocks.
+                    # The core orders copies of a host's own blocks first, so the source has the blocks.
                     there = self._memory[copy.source][key]
                     blocks = {block: there[block] for block in copy.blocks}
             except Exception as error:
-                # Arrays of a step that failed, or of a lost island.
+                # The step failed, or its island is lost.
                 self._notify(CopyFailed(copy.number, f"{type(error).__name__}: {error}"))
                 continue
             self._memory[copy.target].setdefault(key, {}).update(blocks)
@@ -228,7 +227,7 @@ class LocalSnapshotStore(SnapshotStore):
         copies = []
         for device, shard, blocks in layout.blocks_of(sharding):
             host = self._host(layout, device, replicas)
-            # JAX may use the memory of what it is given, and a later step donate it.
+            # Fresh memory: JAX may share it, and a later step may donate it.
             copy = np.empty(shape_of(shard), layout.dtype)
             for block in blocks:
                 copy[index_of(rows_within(block, shard))] = sources[host, layout.block(block)]
@@ -295,12 +294,12 @@ class LocalSnapshotStore(SnapshotStore):
             self._absent.add(island)
         elif is_there:
             events.append(WorkersReturned(island))
-        # Before: who finds an array deleted reads why.
+        # Before arrays are deleted, so that the error of one names the loss.
         self._notify(*events)
         for array in arrays:
-            # One that was donated, or lost before, has no devices.
+            # A donated or lost array has no devices.
             with contextlib.suppress(RuntimeError):
-                # An array that is not committed is on no slice.
+                # An uncommitted array is on no slice.
                 if isinstance(array, jax.Array) and array.committed and self._is_on(array, island):
                     array.delete()
 

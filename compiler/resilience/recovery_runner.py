@@ -1,4 +1,4 @@
-"""Recoveries of a run: does what the core of `runtime.resilience` decides, and reports what became of it."""
+"""Shell around the core in `runtime.resilience`: carries out its effects and passes events to it."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class RecoveryRunner:
 
     Args:
       core: the core.
-      training: how far training is, which a restore changes.
+      training: the state and the last issued step, which a restore resets.
       metrics: the metrics of steps, which a restore drops.
-      replicas: the replicas of the step; None if there cannot be fewer.
+      replicas: the replicas of the step; None if fewer can never run.
 
     Attributes:
       core: see above.
-      abandoned: why the run cannot go on; None while it can.
-      restored: the version on disk that was restored last; None without one.
+      abandoned: the reason why the run cannot continue; None while it can.
+      restored: the step of the last version that was restored from disk; None without one.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class RecoveryRunner:
         self._spans = RecoverySpans()
 
     def start(self) -> None:
-        """Starts the core, which may have an earlier version restored."""
+        """Starts the core, which may restore an earlier version."""
         self._apply(self.core.start(time.monotonic()))
 
     def close(self, *, keeps: bool) -> None:
-        """Ends the run; with `keeps` the versions in memory stay."""
+        """Ends the run; with `keeps`, the versions in memory stay."""
         if self.abandoned is None:
             self._apply(self.core.handle(RunEnded(keeps), time.monotonic()))
         self._spans.close()
 
     def note_read(self, count: int) -> None:
-        """Notes that the metrics of all steps before one were read."""
+        """Notes that the metrics of the first `count` steps were read."""
         with uninterrupted():
             self.handle(MetricsRead(count))
             self._spans.read(count)
@@ -118,7 +118,7 @@ class RecoveryRunner:
         """Handles all events; returns whether steps in flight were lost.
 
         Raises:
-          HostLostError: the run cannot go on.
+          HostLostError: the run cannot continue.
         """
         before = self.core.attempt, self.core.losses
         # Ctrl-C would drop events.
@@ -131,21 +131,21 @@ class RecoveryRunner:
                 for event in events:
                     self.handle(event)
         if self._disk_restore is not None:
-            # Not by the effect: Ctrl-C may interrupt it, after which it is tried again.
+            # Outside of the effect, so that the save is tried again after Ctrl-C.
             self._restore_from_disk(self._disk_restore)
         return (self.core.attempt, self.core.losses) != before
 
     def tick(self) -> None:
         """Passes the time to the core."""
         now = time.monotonic()
-        # A state that may be consumed is not copied.
+        # A state that a failed step may have donated is not copied.
         if now - self._last_tick >= TICK_SECONDS and self._training.problem is None:
             self._last_tick = now
             with uninterrupted():
                 self.handle(RecoveryTick())
 
     def handle(self, event: ResilienceEvent) -> None:
-        """Handles an event. Ctrl-C must not come between the core and its effects."""
+        """Handles an event and its effects, without interruption by Ctrl-C."""
         self._apply(self.core.handle(event, time.monotonic()))
 
     def _apply(self, effects: list[ResilienceEffect]) -> None:
@@ -181,7 +181,7 @@ class RecoveryRunner:
                 assert self._replicas is not None
                 self._replicas.prepare(replicas)
             case ReleaseIsland(island):
-                # Before: an island that leaves is back when nothing of it is held any more.
+                # First drop the state: a leaving island returns when none of its arrays are held.
                 self._drop_state_if_lost()
                 self._store.release(island)
             case AbandonRun(why):
@@ -194,15 +194,15 @@ class RecoveryRunner:
 
     def _restore(self, restore: RestoreState) -> None:
         self._training.is_held = True
-        # Before the restore: devices may not have room for two states.
+        # First drop the state: devices may not have room for two.
         self._drop_state()
         if self._replicas is not None:
             try:
-                # Before, since to load a program waits for islands that are lost.
+                # Check first, since loading a program waits for lost islands.
                 self._store.check(self._store.topology.islands(restore.replicas))
                 self._replicas.run_on(restore.replicas)
             except HostError as error:
-                # Another island is lost, too, which an event says: then there is another order to restore.
+                # Another island is lost, too: its event makes the core restore again.
                 log.warning("pw.resilient: %s", error)
                 return
         self._disk_restore = restore if restore.key is None else None
@@ -226,13 +226,13 @@ class RecoveryRunner:
         try:
             version = self._store.version(key)
         except (HostError, KeyError) as error:
-            # An island is lost, which an event says, now or later.
+            # An event reports the lost island, now or later.
             self.handle(DiskSaveFailed(key, str(error.args[0])))
             return
         self._disk.begin(key, version, self._source.positions[key.step])
 
     def _restore_from_disk(self, restore: RestoreState) -> None:
-        """Reads a version from disk, and reports what became of it."""
+        """Reads a version from disk, and passes the result to the core."""
         assert self._disk is not None
         where = f"{self._disk.folder}/{restore.step}"
         events: list[ResilienceEvent]
@@ -241,10 +241,10 @@ class RecoveryRunner:
             state, position = self._disk.restore(restore.step, self._source.position_of, places=runs_all)
         except Exception as error:
             if isinstance(error, OtherTreeError) and self.core.losses == 0:
-                # The folder is another one than the user thinks.
+                # The user has named the folder of another run.
                 raise
             if isinstance(error, HostError) and self._store.awaits_loss(error):
-                # An event names the lost islands, and another order to restore follows it.
+                # The event of the loss makes the core restore again.
                 return
             self._disk_error = error
             why = f"{where}: {type(error).__name__}: {shortened(str(error))}"
@@ -259,5 +259,5 @@ class RecoveryRunner:
                 self.handle(event)
 
     def is_of_loss(self, error: Exception) -> bool:
-        """Returns whether steps in flight were lost, which is why one fails."""
+        """Returns whether an error of a step comes from a loss of steps in flight."""
         return self.drain() or (self._store.awaits_loss(error) and self.drain())

@@ -1,4 +1,4 @@
-"""Recoveries of a run as spans of traces."""
+"""Spans of recoveries in traces."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _TRACK, _ROW = "pw.resilient", "recoveries"
 
 
 class RecoverySpans:
-    """Spans of what the steps of a run wait for: one after the other, until the steps before are made up."""
+    """Spans of the phases of a recovery, one after the other, until lost steps have run again."""
 
     def __init__(self) -> None:
-        # How many steps were issued before a restore; of those that are run again now, the last one.
+        # The last step that was issued before a restore, up to which steps run again.
         self._issued = 0
         self._end = 0
         self._name: str | None = None
         self._start = 0
 
     def apply(self, effect: ResilienceEffect, step: int) -> None:
-        """Notes an effect, before it is carried out.
+        """Notes an effect before it is carried out.
 
         Args:
           step: how many steps were issued.
@@ -30,7 +30,7 @@ class RecoverySpans:
             case HoldSteps():
                 self._begin("steps held")
             case RestoreState():
-                # A loss may interrupt an earlier recovery, whose steps are still to be run again.
+                # A loss may interrupt an earlier recovery, whose steps have not all run again.
                 self._issued = max(self._issued, self._end, step)
                 self._end = 0
                 self._begin(f"restore {effect.step}")
@@ -43,7 +43,7 @@ class RecoverySpans:
                 self._issued = 0
 
     def read(self, step: int) -> None:
-        """Notes that the metrics of all steps before one were read."""
+        """Notes that the metrics of the first `step` steps were read."""
         if 0 < self._end <= step:
             self._begin(None)
             self._end = 0
@@ -53,7 +53,7 @@ class RecoverySpans:
         self._begin(None)
 
     def _begin(self, name: str | None) -> None:
-        """Ends the current span, and begins one; none if `name` is None."""
+        """Ends the current span; starts one unless `name` is None."""
         now = time.monotonic_ns()
         if self._name is not None:
             record_span(RecordedSpan(_TRACK, _ROW, self._name, self._start, now))

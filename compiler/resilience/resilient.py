@@ -1,4 +1,7 @@
-"""Training that goes on by itself when islands of devices are lost."""
+"""Loop of `pw.resilient`: training that recovers from lost islands.
+
+`recovery_runner.py` carries out the recoveries.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ class ResilientRun:
         self._policy = policy
         self._disk = disk
         self._folder = None if disk is None else RunFolder(disk.folder)
-        # The program whose replicas may be fewer, and the smallest number of them.
+        # The program that may run on fewer replicas, and the smallest number of them.
         self._fewer_replicas = fewer_replicas
         self._replicas: StepReplicas | None = None
         if fewer_replicas is not None and (executables := executables_of(fewer_replicas[0])):
@@ -88,13 +91,13 @@ class ResilientRun:
 
     @boundary
     def __enter__(self) -> ResilientRun:
-        """Begins: goes on from the later of the versions in memory and on disk, where there is one.
+        """Starts the run from the latest version in memory or on disk, otherwise from the first state.
 
         Raises:
           TypeError: the source cannot be rewound.
           ValueError: no number of replicas meets `min_replicas`, or the folder has a run with another state.
           RuntimeError: another process has the folder.
-          HostError: the state cannot be protected.
+          HostError: a host was lost, or has too little memory.
         """
         if self._recovery is not None:
             raise RuntimeError("pw.resilient: a run begins once; call pw.resilient again")
@@ -122,13 +125,13 @@ class ResilientRun:
         except BaseException:
             self._close(keeps=bool(self._store.stored))
             raise
-        # A run that continues begins after steps whose metrics an earlier run has read.
+        # An earlier run has read the metrics of the steps before.
         self._metrics.read_steps = self.step
         open_runs.append(self)
         return self
 
     def _prepare_replicas(self) -> None:
-        """Loads the step for fewer replicas, if there may be fewer."""
+        """Loads the step for fewer replicas, if fewer may run."""
         if self._fewer_replicas is None:
             return
         step, min_replicas = self._fewer_replicas
@@ -141,9 +144,9 @@ class ResilientRun:
         self._replicas.load_new(frozenset().union(*self._replicas.islands))
 
     def _compiled(self, step: Step) -> tuple[Any, ...]:
-        """Compiles a step that was not called yet for the state and the first batch."""
+        """Returns the executables of a step; compiles it for the state and the first batch if necessary."""
         try:
-            # The first step reads it again.
+            # The first step reads this batch again.
             batch, _ = self._source.read(0)
         except StopIteration:
             raise ValueError(
@@ -151,7 +154,7 @@ class ResilientRun:
             ) from None
         if step is self._train_step and isinstance(step, Program):
             return (step.loaded(self._training.value, batch),)
-        # What it calls is known by calling it, on a copy that it may donate; its results are dropped.
+        # Call it once on a copy of the state to find its programs; discard the results.
         self._train_step(jax.tree.map(_copied, self._training.value), batch)
         executables = executables_of(step)
         if not executables:
@@ -161,7 +164,7 @@ class ResilientRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What is in memory stays until it is on disk.
+        # Versions in memory stay until the last one is on disk.
         keeps = True
         try:
             if error is None:
@@ -175,18 +178,18 @@ class ResilientRun:
             self._close(keeps=keeps)
 
     def steps(self, count: int) -> Iterator[tuple[int, Any]]:
-        """Runs steps until `count` are done in all, and yields the number and the metrics of each.
+        """Runs steps up to number `count`, and yields the number and the metrics of each.
 
-        Each number is given once, in order, whatever is lost. Steps are issued ahead of the body of the
-        loop. It ends early when the source does. After an error or Ctrl-C another call of it continues with
-        the batch of the step that failed.
+        Yields each number once, in order, whatever is lost. Steps are issued ahead of the body of the loop.
+        The loop ends early with the source. After an error or Ctrl-C, another call continues with the batch
+        of the step that failed.
 
         Args:
-          count: how many steps there are in all, those before a version on disk included.
+          count: the number of steps in all, including the steps of earlier runs with the same folder.
 
         Raises:
-          HostLostError: a part of the state is left nowhere; says which.
-          Exception: what `train_step` or the source raised, once the steps before were given.
+          HostLostError: no copy of a part of the state remains; the message names the part.
+          Exception: `train_step` or the source raised it; earlier steps are yielded first.
         """
         checked_count("steps", count, least=0)
         recovery = self._opened()
@@ -194,13 +197,13 @@ class ResilientRun:
             self._mend_state()
             recovery.drain()
             recovery.tick()
-            # Issuing comes first: devices compute while the body of the loop runs.
+            # Issue first, so that devices compute while the body of the loop runs.
             if self._may_issue(count):
                 self._issue()
             elif self._metrics.ready and not (self._training.is_held and self._metrics.in_flight):
-                # While steps are held their metrics come first: a version of the state waits for them.
+                # While steps are held, read metrics first: a version of the state waits for them.
                 first = self._metrics.ready[0]
-                # Not `popleft`: Ctrl-C is raised at the end of calls, and would drop them.
+                # Not `popleft`: Ctrl-C is raised when a call returns, and would lose the metrics.
                 del self._metrics.ready[0]
                 yield first
             elif self._metrics.in_flight:
@@ -215,23 +218,23 @@ class ResilientRun:
 
     @property
     def step(self) -> int:
-        """Number of steps that were issued."""
+        """Number of issued steps."""
         return self._training.step
 
     @property
     def state(self) -> Any:
-        """The state after all steps that were issued, `run.step`: after the loop that is the last one."""
+        """The state after all issued steps; after the loop, the state after the last step."""
         if self._is_open:
             self._settle()
         return self._training.value
 
     @property
     def protected(self) -> bool:
-        """Whether the loss of any one island, with its memory, leaves the last version whole."""
+        """Whether the last version survives the loss of any one island with its memory."""
         return self._recovery is not None and self._is_open and self._recovery.core.is_protected
 
     def status(self) -> TrainingStatus:
-        """Returns the last version, where its copies are, and what was survived."""
+        """Returns the last version, the places of its copies, and the losses so far."""
         core = self._opened().core
         version, committed_at = core.table.committed, core.versions.committed_at
         islands: dict[str, int] = {}
@@ -252,15 +255,15 @@ class ResilientRun:
 
     @boundary
     def lose(self, island: str, *, memory: bool = False, returns: bool = True) -> None:
-        """Loses an island on purpose, for tests of one's own loop; may be called by any thread.
+        """Simulates the loss of an island, for tests of a training loop; may be called by any thread.
 
         Args:
           island: its name, such as "island1".
-          memory: whether the copies in its memory are lost, too, as when its machine is.
-          returns: whether it returns by itself; else it stays away until `return_island`.
+          memory: whether the copies in its memory are lost, too, as with its machine.
+          returns: whether it returns by itself; otherwise it stays away until `return_island`.
 
         Raises:
-          ValueError: there is no such island.
+          ValueError: no island has this name.
         """
         number = self._number_of(island)
         arrays = [*jax.tree.leaves(self._training.value), *self._metrics.arrays]
@@ -268,10 +271,10 @@ class ResilientRun:
 
     @boundary
     def return_island(self, island: str) -> None:
-        """Returns an island that `lose(..., returns=False)` has lost; may be called by any thread.
+        """Returns an island after `lose(..., returns=False)`; may be called by any thread.
 
         Raises:
-          ValueError: there is no such island.
+          ValueError: no island has this name.
         """
         self._store.return_island(self._number_of(island))
 
@@ -293,7 +296,7 @@ class ResilientRun:
         )
 
     def _issue(self) -> None:
-        """Issues a step. One that fails because an island is lost is issued again later."""
+        """Issues a step. A step that fails because of a lost island is issued again after the recovery."""
         recovery = self._opened()
         try:
             try:
@@ -308,7 +311,7 @@ class ResilientRun:
             if not recovery.is_of_loss(error):
                 self._training.failure = error
             return
-        # After any error up to here the next try starts with the same batch, see `_mend_state`.
+        # After an error up to here, the next attempt starts with the same batch, see `_mend_state`.
         with uninterrupted():
             self._training.end(state)
             self._metrics.add(self.step, leaves, tree)
@@ -320,12 +323,12 @@ class ResilientRun:
             self._replicas.load_new(recovery.core.islands.present)
 
     def _mend_state(self) -> None:
-        """Makes the state that before a step that failed; has a version restored where that is impossible."""
+        """Sets the state back to before a failed step; requests a restore where the step has changed it."""
         if not self._training.is_begun and self._training.problem is None:
             return
         with uninterrupted():
             self._training.mend()
-            # The metrics of the steps before are given first, and an error of the step.
+            # Metrics of earlier steps come first, then the error of the step.
             if self._training.failure is None and (problem := self._training.take_problem()) is not None:
                 self._opened().handle(StateInvalidated(problem))
 
@@ -338,12 +341,12 @@ class ResilientRun:
                 return
             number = self._metrics.next_step
             if self._metrics.find_donated():
-                # From now on they are detached, see `StepMetrics.detach`.
+                # Metrics are detached from now on, see `StepMetrics.detach`.
                 self._training.problem = (
                     f"metrics of step {number} share memory that a later step has taken over"
                 )
             else:
-                # The state comes from the computation that has failed.
+                # The computation that failed also produces the state.
                 self._training.problem, self._training.failure = f"step {number} failed", error
             self._metrics.drop_unread()
             return
@@ -355,7 +358,7 @@ class ResilientRun:
         return self._recovery
 
     def _settle(self) -> None:
-        """Waits until steps may be issued, and runs those again whose metrics were read before a loss."""
+        """Waits until steps may be issued, and reruns steps whose metrics were read before a loss."""
         recovery = self._opened()
         self._mend_state()
         if self._training.problem is not None:
@@ -367,7 +370,7 @@ class ResilientRun:
             if not self._training.is_held and self._metrics.in_flight <= STEPS_AHEAD:
                 self._issue()
             elif self._metrics.in_flight:
-                # A version of these steps may be what is waited for.
+                # The wait may be for a version of these steps.
                 self._read()
             else:
                 self._store.wait(TICK_SECONDS)
@@ -377,13 +380,13 @@ class ResilientRun:
             recovery.drain()
 
     def _finish(self) -> None:
-        """Waits for the last state, and saves it to disk, so that the same call has nothing left to do."""
+        """Waits for the last state and saves it to disk, so that the same call resumes after it."""
         if self._recovery is None or self._recovery.abandoned is not None:
             return
         while True:
             self._settle()
             try:
-                # A loss up to this point is still recovered from: the next iteration runs the steps again.
+                # After a loss up to this point, the next iteration runs the steps again.
                 jax.block_until_ready(self._training.value)
                 self._save_last()
                 return
@@ -392,7 +395,7 @@ class ResilientRun:
                     raise
 
     def _save_last(self) -> None:
-        """Saves the last state to disk, unless it is there."""
+        """Saves the last state to disk, unless it was saved."""
         if self._disk is None:
             return
         self._disk.wait()
@@ -429,10 +432,10 @@ class ResilientRun:
 
 
 def _checked_result(result: Any) -> tuple[Any, Any]:
-    """Returns the state and the metrics that a step has returned.
+    """Returns the state and the metrics from the result of a step.
 
     Raises:
-      TypeError: it has returned something else.
+      TypeError: the result is not such a pair.
     """
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
@@ -463,38 +466,38 @@ def resilient(
     rows: int | None = None,
     shards: int | None = None,
 ) -> ResilientRun:
-    """Runs training steps, and goes on by itself when islands are lost.
+    """Runs training steps, and recovers by itself when islands are lost.
 
     Copies of the state are kept in memory, each on two islands, and the source is rewound with the state, so
-    that losses, metrics and the state are those of a run in which nothing was lost, bit for bit.
+    that metrics and the state equal a run without losses of islands, bit for bit.
 
     Args:
-      train_step: a function from a state and a batch to a new state and metrics: a program, or what calls
-        several. It may be called again for a step, so it changes nothing else. What it reads besides its
-        arguments must not change.
-      state: the state that the run begins with, a tree of arrays; `train_step` may donate it.
-      source: what `pw.prefetch` accepts, and can be rewound: iterables whose iterators have `get_state` and
-        `set_state`, as those of Grain; sequences; or `pw.on_hosts(...)`.
-      feeds: the program that reads the batches, and the name of its argument. Left out when `train_step` is
-        a program: its second argument.
-      every: the steps from one version of the state to the next, or a time such as "10s".
-      directory: a folder for this run alone, in which versions are saved as checkpoints. A run that begins
-        with such a folder goes on from the last version in it, or from a later one in the memory of hosts.
+      train_step: a function from a state and a batch to a new state and metrics: a program, or a function
+        that calls several. It may be called again for a step, so it has no other effects, and reads no other
+        values that change.
+      state: the first state, a tree of arrays; `train_step` may donate it.
+      source: a source for `pw.prefetch` that can be rewound: an iterable whose iterators have `get_state` and
+        `set_state`, as in Grain; a sequence; or `pw.on_hosts(...)`.
+      feeds: the program that reads the batches, and the name of its argument; by default the second argument
+        of `train_step`, if it is a program.
+      every: the number of steps from one version of the state to the next, or a time such as "10s".
+      directory: a folder for this run alone, in which versions are saved as checkpoints. A run that begins with
+        such a folder resumes from the last version in it, or from a later one in the memory of hosts.
       disk_every: how many versions are made for each that is saved to disk.
       max_to_keep: the number of versions that stay there.
-      min_replicas: the smallest number of replicas that may go on while islands are lost.
-      patience: the seconds that a lost island may take to return before others go on without it.
+      min_replicas: the smallest number of replicas that may run while islands are lost.
+      patience: the seconds that a lost island may take to return before fewer replicas run without it.
       rows: of a source on hosts, see `pw.prefetch`.
       shards: of a source on hosts, see `pw.prefetch`.
 
     Returns:
       The run, a context manager: `run.steps(count)` runs the steps, `run.state` is the state,
-      `run.protected` says whether any one island may be lost, and `run.lose("island1")` loses one.
+      `run.protected` tells whether any one island may be lost, and `run.lose("island1")` loses one.
 
     Raises:
-      TypeError: `feeds` is missing or no program, or an argument has a wrong type.
-      ValueError: a number out of range, a `min_replicas` that no number of replicas meets, or a `step`
-        without such an argument.
+      TypeError: `feeds` is missing or not a program, or an argument has a wrong type.
+      ValueError: a number out of range, a `min_replicas` that no number of replicas meets, or a `step` without
+        such an argument.
 
     Example:
       ```python
@@ -525,7 +528,7 @@ def resilient(
             "pw.resilient: a compiled program is bound to workers, which may be lost; pass the program "
             "itself, which is compiled again for new workers"
         )
-    # Now: the caller may change its arrays after this call.
+    # Copied now, since the caller may change its arrays after this call.
     state = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, state)
     store = LocalSnapshotStore() if hosts is None else HostStore(hosts)
     policy = RecoveryPolicy(

@@ -1,4 +1,4 @@
-"""Folder of a run on disk: one controller at a time has it, and it names the run in the memory of hosts."""
+"""Folder of a run on disk: its lock, for one controller at a time, and the name of the run on hosts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pathways.dialect.plain_data import PlainDataError, parse_json, read_record
 from pathways.runtime.resilience.snapshots.run_names import kept_run_name
 
 RUN_FILE = "memory.json"
-"""Name of the file that names the run; a run that has ended without an error removes it."""
+"""Name of the file that names the run; a run without an error removes it at its end."""
 
 _PATIENCE_SECONDS = 2.0
-"""Time that processes of a controller that was killed may take to exit."""
+"""Time that the processes of a killed controller may take to exit."""
 
 
 class _RunFile(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class _RunFile(msgspec.Struct, frozen=True):
 
     Attributes:
       run: the name of the run in the memory of hosts.
-      controller: the process that has the folder, for messages.
+      controller: the process that has locked the folder, for messages.
     """
 
     run: str
@@ -39,7 +39,7 @@ class RunFolder:
     """Folder of a run on disk.
 
     Args:
-      folder: the folder. On storage other than files it is not locked.
+      folder: the folder; on remote storage it is not locked.
     """
 
     def __init__(self, folder: str) -> None:
@@ -48,11 +48,11 @@ class RunFolder:
         self._is_remote = "://" in folder
 
     def open(self) -> str:
-        """Takes the folder, until `close`; returns the name of its run in memory, by default a new one.
+        """Locks the folder until `close`; returns the name of its run in memory, by default a new one.
 
         Raises:
-          RuntimeError: another process has it.
-          OSError: it cannot be used.
+          RuntimeError: another process has the lock.
+          OSError: the folder cannot be used.
         """
         if self._is_remote:
             found = self._read_remote()
@@ -65,14 +65,14 @@ class RunFolder:
         return run
 
     def _locked(self) -> int:
-        """Opens the file, and locks it; returns its file descriptor."""
+        """Opens and locks the file; returns its file descriptor."""
         path = Path(self._folder, RUN_FILE)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The run that had it may just have removed it.
+                # The previous run may just have removed the file.
                 if path.exists() and path.stat().st_ino == os.fstat(file).st_ino:
                     return file
             except BlockingIOError:
@@ -86,12 +86,12 @@ class RunFolder:
                     ) from None
                 time.sleep(0.05)
             except OSError:
-                # A file system without locks.
+                # The file system has no locks.
                 return file
             os.close(file)
 
     def close(self, *, keeps: bool) -> None:
-        """Releases the folder; `keeps` says whether the next run with it goes on from memory."""
+        """Unlocks the folder; with `keeps`, the next run with it resumes from memory."""
         if self._is_remote and not keeps:
             self._remote().unlink(missing_ok=True)
         if self._lock is None:
@@ -116,7 +116,7 @@ class RunFolder:
         return _parsed(path.read_text().encode()) if path.exists() else None
 
     def _remote(self) -> Any:
-        # Orbax, which reads such storage, brings it.
+        # A requirement of Orbax, which reads such storage.
         from etils import epath
 
         return epath.Path(self._folder) / RUN_FILE
@@ -127,7 +127,7 @@ def _content(file: int) -> bytes:
 
 
 def _parsed(data: bytes) -> _RunFile | None:
-    """Returns the content of the file; None where a process was killed before it was written."""
+    """Returns the content of the file; None if its process was killed before writing it."""
     try:
         return read_record(parse_json(data), _RunFile)
     except PlainDataError:

@@ -1,4 +1,4 @@
-"""Arguments of `pw.resilient`, checked."""
+"""Checks of the arguments of `pw.resilient`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathways.compiler.stages import Bound
 Step = Bound | Program[..., Any]
 
 MAX_SHOWN = 1000
-"""Limit on the characters of a message, which may quote long values of the user."""
+"""Limit on the characters of a message, since a message may quote long values."""
 
 _MAX_NAME_BYTES = 255
 """Limit of file systems on the name of a folder."""
@@ -24,7 +24,7 @@ _SECONDS = re.compile(r"(\d+(?:\.\d+)?) ?s")
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """The distance from one version to the next.
+    """Distance from one version to the next.
 
     Attributes:
       steps: in steps; None where it is a time.
@@ -55,8 +55,8 @@ def checked_folder(folder: Any) -> str | None:
     """Returns the folder that `directory` says.
 
     Raises:
-      TypeError: it is not a path.
-      ValueError: it is empty, or has a name that no file system accepts.
+      TypeError: the argument is not a path.
+      ValueError: the path is empty, or has a name that no file system accepts.
     """
     if folder is None:
         return None
@@ -74,11 +74,11 @@ def checked_folder(folder: Any) -> str | None:
 
 
 def checked_interval(every: Any) -> Interval:
-    """Returns what `every` says.
+    """Returns the interval that `every` names.
 
     Raises:
-      TypeError: it is neither a number nor a text.
-      ValueError: it is below one step, or no time.
+      TypeError: the argument is neither a number nor a string.
+      ValueError: the number is below one, or the string is not a time.
     """
     if isinstance(every, str):
         matched = _SECONDS.fullmatch(every.strip())
@@ -92,11 +92,11 @@ def checked_interval(every: Any) -> Interval:
 
 
 def checked_count(name: str, value: Any, least: int = 1) -> None:
-    """Checks that an argument is a whole number that is large enough.
+    """Checks that an argument is an integer of at least `least`.
 
     Raises:
-      TypeError: it is no whole number.
-      ValueError: it is too small.
+      TypeError: the argument is not an integer.
+      ValueError: the integer is too small.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"pw.resilient: {name}={shown(value)}: expected a whole number")
@@ -108,7 +108,7 @@ def checked_feeds(train_step: Any, feeds: Any) -> tuple[Step, str]:
     """Returns the program that reads the batches, and the name of its argument.
 
     Raises:
-      TypeError: there is no such program.
+      TypeError: the arguments name no such program.
     """
     if not callable(train_step):
         raise TypeError(f"pw.resilient: train_step must be callable, got {type(train_step).__name__}")
@@ -139,5 +139,5 @@ def checked_feeds(train_step: Any, feeds: Any) -> tuple[Step, str]:
 
 
 def executables_of(step: Step) -> tuple[Any, ...]:
-    """Returns the executables that a program has been compiled to so far."""
+    """Returns the executables that a program has so far."""
     return (step.executable,) if isinstance(step, Bound) else step.executables

@@ -1,4 +1,4 @@
-"""Sources of batches that are rewound to a step."""
+"""Source of batches that can be rewound to a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathways.runtime.control.records.errors import HostError
 
 
 class SourcePosition:
-    """A position, as `pw.checkpoint` saves and restores it.
+    """Position of a source, as `pw.checkpoint` saves and restores it.
 
     Attributes:
       position: the position; once restored, its text as bytes.
@@ -36,15 +36,14 @@ class SourcePosition:
 
 
 class RewindableSource:
-    """Batches that are read ahead, from the position of any step.
+    """Source that is read ahead, and can be rewound to the position before a step.
 
-    The batch of a step counts as used when `use` is called. If its step fails before, for whatever reason, it
-    is read again.
+    `use` notes that a batch was used. If its step fails before that, the batch is read again.
 
     Args:
       source: the source; see `pw.resilient`.
       step: the program that reads the batches.
-      argument: the name of its argument that they are.
+      argument: the name of the argument that gets the batches.
       rows: see `pw.prefetch`.
       shards: see `pw.prefetch`.
       depth: see `pw.prefetch`.
@@ -72,13 +71,13 @@ class RewindableSource:
         self._has_bytes = False
         self._reading: Prefetched[Any] | None = None
         self._reads: _LockedIterator | None = None
-        # The step whose batch is the next one that is read; None where that is not known.
+        # The step whose batch is read next; None if unknown.
         self._next_step: int | None = None
-        # Held while a batch is read: an iterator is not moved in the middle of one.
+        # Held while a batch is read, so that the iterator is not moved meanwhile.
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Begins where the source is, which is the position before step 0.
+        """Starts at the present position of the source, which is the position before step 0.
 
         Raises:
           TypeError: the source cannot be rewound.
@@ -88,15 +87,15 @@ class RewindableSource:
         self._next_step = 0
 
     def rewind(self, step: int) -> None:
-        """Begins at the position before a step."""
+        """Restarts at the position before a step."""
         self._open(self.positions[step])
         self._next_step = step
 
     def rewind_to_earlier_run(self, step: int, where: str) -> None:
-        """Begins at the position before a step, which an earlier run has left.
+        """Restarts at the position before a step that an earlier run recorded.
 
         Args:
-          where: where the position was found, for messages.
+          where: the place of the record, for messages.
 
         Raises:
           ValueError: the source does not accept the position.
@@ -113,10 +112,10 @@ class RewindableSource:
             ) from error
 
     def _open(self, position: Any) -> Any:
-        """Begins at a position, by default where the source is; returns that."""
+        """Starts at a position, by default the present one of the source; returns the position."""
         self.close()
         source = self._source if isinstance(self._source, FunctionOnHosts) else self._make_iterator()
-        # Under the lock: `close` waits for a limited time, so an earlier thread may be in this iterator.
+        # Under the lock: `close` waits for a limited time, so an earlier thread may still use this iterator.
         if position is not None:
             with self._lock:
                 source.set_state(copy.deepcopy(position))
@@ -130,7 +129,7 @@ class RewindableSource:
             raise TypeError(f"pw.resilient: the source cannot be rewound: {error}") from None
 
     def _make_iterator(self) -> Any:
-        """Returns an iterator at the beginning, or the source itself where it is one."""
+        """Returns a new iterator, or the source itself if it is an iterator."""
         if isinstance(self._source, Sequence):
             return _SequenceIterator(self._source)
         with self._lock:
@@ -145,10 +144,10 @@ class RewindableSource:
         return iterator
 
     def position_of(self, text: bytes) -> Any:
-        """Returns the position that a text on disk is, which is JSON unless positions are bytes.
+        """Returns the position from its text on disk, which is JSON unless positions are bytes.
 
         Raises:
-          ValueError: it is not JSON: it is damaged, or of another source.
+          ValueError: the text is not JSON: it is damaged, or of another source.
         """
         if self._has_bytes:
             return text
@@ -161,7 +160,7 @@ class RewindableSource:
         """Checks that positions can be written to disk.
 
         Raises:
-          TypeError: they are not JSON.
+          TypeError: the positions are not JSON.
         """
         position = self.positions[0]
         try:
@@ -178,7 +177,7 @@ class RewindableSource:
 
         Raises:
           StopIteration: the source has ended.
-          Exception: what the source raised.
+          Exception: the source raised it.
         """
         if self._next_step != step:
             self.rewind(step)
@@ -188,7 +187,7 @@ class RewindableSource:
         return batch, self._reading.get_state()
 
     def use(self, step: int, position: Any) -> None:
-        """Notes that the batch of a step, which was read last, was used.
+        """Notes that the batch of a step, the last one that was read, was used.
 
         Args:
           position: the position after the batch.
@@ -211,7 +210,7 @@ class RewindableSource:
 
 
 class _LockedIterator(Iterator[Any]):
-    """An iterator that is read by one thread, and moved by another one when nothing is read."""
+    """Iterator that one thread reads, and another one moves between reads."""
 
     def __init__(self, iterator: Any, lock: threading.Lock) -> None:
         self._iterator = iterator
@@ -221,12 +220,12 @@ class _LockedIterator(Iterator[Any]):
     def __next__(self) -> Any:
         with self._lock:
             if self._is_closed:
-                # It was moved for another reader, which would miss the batch.
+                # The iterator was moved for another reader, which would miss this batch.
                 raise StopIteration
             return next(self._iterator)
 
     def close(self) -> None:
-        """Ends this iterator, at the latest after the batch that is being read."""
+        """Ends the iterator, at the latest after the batch in progress."""
         self._is_closed = True
 
     def get_state(self) -> Any:
@@ -234,7 +233,7 @@ class _LockedIterator(Iterator[Any]):
 
 
 class _SequenceIterator(Iterator[Any]):
-    """The items of a sequence from a number on, which is the position."""
+    """Iterator over a sequence; its position is the index of the next item."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self._items = items

@@ -1,4 +1,4 @@
-"""Metrics of steps that were issued, until the body of the loop gets them."""
+"""Metrics of issued steps, until the body of the loop gets them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 
 @dataclasses.dataclass(frozen=True)
 class _IssuedStep:
-    """A step whose metrics were not read yet; `leaves` and `tree` are its metrics."""
+    """Issued step with unread metrics, `leaves` and `tree`."""
 
     number: int
     leaves: list[Any]
@@ -24,17 +24,17 @@ class _IssuedStep:
 
 
 class StepMetrics:
-    """Metrics of steps, which are read in order, each once.
+    """Metrics of steps, read in order, each once.
 
-    Steps are issued ahead, so a step may donate the state of the step before while the metrics of that one
-    are unread. Metrics that share memory with the state are detached from it.
+    Steps are issued ahead, so a step may donate the state of the previous step before its metrics are read.
+    Metrics that share memory with the state are therefore detached from it.
 
     Args:
-      store: what reads metrics.
+      store: the store, which reads and detaches metrics.
 
     Attributes:
-      read_steps: how many steps had their metrics read.
-      ready: the numbers and metrics of steps that the body of the loop was not given yet.
+      read_steps: the number of steps with read metrics.
+      ready: the numbers and metrics of steps that the body of the loop has yet to get.
     """
 
     def __init__(self, store: SnapshotStore) -> None:
@@ -42,37 +42,37 @@ class StepMetrics:
         self.ready: collections.deque[tuple[int, Any]] = collections.deque()
         self._store = store
         self._in_flight: collections.deque[_IssuedStep] = collections.deque()
-        # The positions of the leaves that share memory with the state, by the structure of metrics.
+        # The positions of leaves that share memory with the state, by the structure of metrics.
         self._shared: dict[Any, set[int]] = {}
 
     @property
     def given(self) -> int:
-        """The number of steps that had their metrics given to the body of the loop."""
+        """Number of steps whose metrics the body of the loop has."""
         return self.read_steps - len(self.ready)
 
     @property
     def in_flight(self) -> int:
-        """The number of steps that were issued and not read."""
+        """Number of issued steps with unread metrics."""
         return len(self._in_flight)
 
     @property
     def arrays(self) -> list[Any]:
-        """The leaves of metrics that were not read."""
-        # A copy, because the thread of the run changes the deque meanwhile.
+        """The leaves of unread metrics."""
+        # A copy: the thread of the run changes the deque.
         return [leaf for step in [*self._in_flight] for leaf in step.leaves]
 
     def detach(self, metrics: Any, state: Any) -> tuple[list[Any], Any]:
-        """Returns the leaves and the structure of metrics, without arrays that the next step may donate.
+        """Returns the leaves and structure of metrics, with copies of arrays that the next step may donate.
 
         Args:
-          state: the state after it.
+          state: the state after the step.
 
         Raises:
-          ValueError: the step itself has donated one of the arrays.
+          ValueError: the step itself donated one of the arrays.
         """
         leaves, tree = jax.tree.flatten(metrics)
         if (shared := self._shared.get(tree)) is None:
-            # Programs return new arrays: the same leaves share memory with the state in each step.
+            # Programs return new arrays, so the same leaves share memory with the state in each step.
             own = {id(leaf) for leaf in jax.tree.leaves(state)}
             shared = self._shared[tree] = {n for n, leaf in enumerate(leaves) if id(leaf) in own}
         for n, leaf in enumerate(leaves):
@@ -83,7 +83,7 @@ class StepMetrics:
                     "return a copy"
                 )
             if isinstance(leaf, np.ndarray):
-                # A view may be of the state, too, and a step may write to that.
+                # It may be a view of the state, which a step may write to.
                 if n in shared or leaf.base is not None:
                     leaves[n] = leaf.copy()
             elif n in shared and isinstance(leaf, Array | jax.Array):
@@ -96,11 +96,11 @@ class StepMetrics:
 
     @property
     def next_step(self) -> int:
-        """The number of the first step in flight."""
+        """Number of the first step in flight."""
         return self._in_flight[0].number
 
     def find_donated(self) -> bool:
-        """Returns whether a later step has donated memory of unread metrics; such ones are detached then."""
+        """Returns whether a later step has donated unread metrics; such leaves are detached from then on."""
         donated = [
             (step, n) for step in self._in_flight for n, leaf in enumerate(step.leaves) if _is_deleted(leaf)
         ]
@@ -109,7 +109,7 @@ class StepMetrics:
         return bool(donated)
 
     def read(self) -> int:
-        """Reads the metrics of the first step in flight; returns how many steps that makes in all.
+        """Reads the metrics of the first step in flight; returns the number of steps with read metrics.
 
         Raises:
           Exception: its computation failed, or an island is lost.
@@ -118,7 +118,7 @@ class StepMetrics:
         metrics = self._store.read(jax.tree.unflatten(first.tree, first.leaves))
         with uninterrupted():
             self._in_flight.popleft()
-            # A step that runs again after a loss had its metrics read: each number is given once.
+            # The body of the loop gets each number once, also if the step ran again after a loss.
             if first.number == self.read_steps:
                 self.ready.append((first.number, metrics))
                 self.read_steps += 1

@@ -1,4 +1,4 @@
-"""Interface of what keeps versions of the state of training, and restores them."""
+"""Interface of the stores, which keep versions of the training state and restore them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pathways.runtime.resilience.records import (
 
 
 class SnapshotStore(abc.ABC):
-    """Versions of the state in the memory of hosts.
+    """Store of versions of the state in the memory of hosts.
 
-    Methods that begin something return at once; `poll` returns what became of it, and what was lost.
+    Methods that start an operation return at once; `poll` returns the events of operations and losses.
 
     Attributes:
       topology: the hosts, and the replicas that run on them.
-      stored: the versions that an earlier controller has left in the memory of hosts.
-      positions: the position of the source of each of them, by steps.
+      stored: the versions that an earlier controller left in the memory of hosts.
+      positions: the positions of the source in these versions, by steps.
       outlives: whether versions stay in memory when this process is killed.
     """
 
@@ -38,18 +38,17 @@ class SnapshotStore(abc.ABC):
 
     @abc.abstractmethod
     def set_replicas(self, replicas: StepReplicas) -> None:
-        """Sets the replicas of the topology, if fewer may run; called after `open`, before anything else.
+        """Sets the replicas of the topology if fewer may run; called right after `open`.
 
-        Versions are then restored for those of `RestoreState.replicas`, on which the programs run by then.
+        Versions are then restored for `RestoreState.replicas`, for which the programs are loaded by then.
         """
 
     @abc.abstractmethod
     def open(self, state: Any, run: str | None) -> None:
-        """Begins a run with a state; before that there is no topology.
+        """Starts a run with its first state, and sets `topology`.
 
         Args:
-          run: the name of the run, which another controller goes on with that has the same one; None where
-            none will.
+          run: the name under which another controller can resume the run; None if none can.
 
         Raises:
           OSError: the state cannot be kept.
@@ -58,11 +57,11 @@ class SnapshotStore(abc.ABC):
 
     @abc.abstractmethod
     def take(self, key: VersionKey, state: Any) -> Holdings:
-        """Begins a version of a state that the next step may donate; returns which host has what of it."""
+        """Starts a version of a state that the next step may donate; returns each host's blocks."""
 
     @abc.abstractmethod
     def make_copies(self, key: VersionKey, copies: Sequence[BlockCopy]) -> None:
-        """Begins copies; see `MakeCopies`."""
+        """Starts copies; see `MakeCopies`."""
 
     @abc.abstractmethod
     def commit(self, key: VersionKey, position: Any) -> None:
@@ -70,6 +69,7 @@ class SnapshotStore(abc.ABC):
 
         Args:
           key: the version.
+          position: the position of the source.
         """
 
     @abc.abstractmethod
@@ -78,15 +78,15 @@ class SnapshotStore(abc.ABC):
 
     @abc.abstractmethod
     def check(self, islands: Collection[int]) -> None:
-        """Checks that islands are not lost, also where no event has said so yet.
+        """Checks that islands are not lost, including losses without an event so far.
 
         Raises:
-          HostError: one is.
+          HostError: an island is lost.
         """
 
     @abc.abstractmethod
     def restore(self, restore: RestoreState) -> Any:
-        """Begins to restore a version from memory; returns the state, which need not be ready."""
+        """Starts to restore a version from memory; returns the state, which may be pending."""
 
     @abc.abstractmethod
     def release(self, island: int) -> None:
@@ -94,15 +94,15 @@ class SnapshotStore(abc.ABC):
 
     @abc.abstractmethod
     def read(self, tree: Any) -> Any:
-        """Waits for arrays, and returns a tree with arrays of NumPy in their place.
+        """Waits for arrays and returns them as NumPy arrays.
 
         Raises:
-          Exception: one is an error, or lost.
+          Exception: an array is an error, or lost.
         """
 
     @abc.abstractmethod
     def detach(self, array: Any) -> Any:
-        """Returns an array of metrics that shares no memory with the state, which the next step may donate.
+        """Returns metrics without memory of the state, which the next step may donate.
 
         Raises:
           Exception: the array is an error, or lost.
@@ -113,8 +113,8 @@ class SnapshotStore(abc.ABC):
         """Returns the state of a version as `pw.checkpoint.save` accepts it.
 
         Raises:
-          KeyError: some of it is in no memory any more.
-          HostError: an island is lost on which its arrays are read.
+          KeyError: no host has a block of the version any more.
+          HostError: an island that reads its arrays is lost.
         """
 
     @abc.abstractmethod
@@ -123,31 +123,31 @@ class SnapshotStore(abc.ABC):
 
     @abc.abstractmethod
     def lose(self, island: int, *, memory: bool, arrays: Sequence[Any], returns: bool = True) -> None:
-        """Loses an island on purpose, for tests; may be called by any thread.
+        """Simulates the loss of an island, for tests; may be called by any thread.
 
         Args:
           island: its number.
           memory: whether the copies in its memory are lost, too.
-          arrays: the arrays that are in use; those on the island are lost.
-          returns: whether it returns by itself; else at `return_island`.
+          arrays: the arrays in use; the island loses its arrays.
+          returns: whether the island returns by itself; otherwise it waits for `return_island`.
         """
 
     @abc.abstractmethod
     def return_island(self, island: int) -> None:
-        """Returns an island that was lost and stays away; may be called by any thread."""
+        """Returns an island after `lose(..., returns=False)`; may be called by any thread."""
 
     @abc.abstractmethod
     def poll(self) -> list[ResilienceEvent]:
         """Returns the events since the last call."""
 
     def awaits_loss(self, error: Exception) -> bool:
-        """Waits until the loss is noticed that may be the cause of an error; returns whether it was."""
+        """Waits for the event of a loss that may be the cause of an error; returns whether there is one."""
         return False
 
     @abc.abstractmethod
     def wait(self, seconds: float) -> None:
-        """Waits for an event, or until some seconds have passed."""
+        """Waits at most some seconds for an event."""
 
     @abc.abstractmethod
     def close(self, *, keeps: bool) -> None:
-        """Frees everything; with `keeps` not the versions that outlive this process."""
+        """Frees all memory; with `keeps`, not the versions that outlive this process."""

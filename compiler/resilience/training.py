@@ -1,4 +1,4 @@
-"""State of training, while steps are tried with it, some of them in vain."""
+"""State of training and the attempts at steps, which may fail after they have changed it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Training:
       is_function: whether steps are any function, which may change containers and NumPy arrays in place.
 
     Attributes:
-      step: how many steps were issued.
-      value: the state after them; None while a version of it is restored.
+      step: the number of issued steps.
+      value: the state after them; None while a version is restored.
       is_held: whether no step may be issued now.
-      has_ended: whether the source has no batch left.
-      failure: the error of a step or its batch, until the metrics of the steps before were given.
-      is_begun: whether a step was begun with it that was not issued.
-      problem: why it cannot be used, or metrics of it; None while they can.
+      has_ended: whether the source has ended.
+      failure: the error of a step or its batch, until the metrics of earlier steps are yielded.
+      is_begun: whether an attempt at a step is in progress or has failed.
+      problem: the reason why the state or its metrics cannot be used; None while they can.
     """
 
     def __init__(self, value: Any, *, is_function: bool) -> None:
@@ -36,22 +36,22 @@ class Training:
         self.is_begun = False
         self.problem: str | None = None
         self._is_function = is_function
-        # The state as it was when the step was begun.
+        # The state at the start of the attempt.
         self._before: tuple[list[Any], Any] | None = None
 
     def begin(self) -> None:
-        """Notes that a step is tried with the state."""
+        """Notes the start of an attempt at a step."""
         if self._is_function:
-            # It may change containers of the state in place before it raises.
+            # A function may change containers of the state before it raises.
             self._before = jax.tree.flatten(self.value)
         self.is_begun = True
 
     def end(self, value: Any) -> None:
-        """Replaces the state by that after the step, which was issued."""
+        """Replaces the state by the one after the issued step."""
         self.value, self.is_begun, self._before = value, False, None
 
     def mend(self) -> None:
-        """Makes the state that before a step that failed; notes a problem where that is impossible."""
+        """Sets the state back to before a failed step; notes a problem if the step has changed it."""
         if self._before is not None:
             leaves, tree = self._before
             self.value = tree.unflatten(leaves)
@@ -60,24 +60,24 @@ class Training:
         self.is_begun, self._before = False, None
 
     def raise_failure(self) -> None:
-        """Raises the error of a step or its batch, if there is one, once."""
+        """Raises the pending error of a step or its batch, once."""
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
 
     def take_problem(self) -> str | None:
-        """Returns why the state cannot be used, once."""
+        """Returns the problem of the state, once."""
         problem, self.problem = self.problem, None
         return problem
 
     def drop(self) -> None:
-        """Drops the state; a version of it is restored next."""
-        # A step that failed is run again with those before it.
+        """Drops the state, before a version is restored."""
+        # The failed step runs again after the restore.
         self.failure, self.problem = None, None
         self.value, self.is_begun, self._before = None, False, None
 
     def _may_have_changed(self, leaf: Any) -> bool:
-        """Returns whether a step that failed has donated a leaf, or may have written to it."""
+        """Returns whether a failed step has donated a leaf, or may have written to it."""
         if isinstance(leaf, jax.Array | Array):
             return leaf.is_deleted()
         return self._is_function and isinstance(leaf, np.ndarray)

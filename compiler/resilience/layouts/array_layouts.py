@@ -1,4 +1,4 @@
-"""Layouts of arrays of the state: the blocks that devices have of them, also when fewer replicas run."""
+"""Layouts of arrays of this process: the blocks on each device, also when fewer replicas run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ReplicaLayout:
 
     Attributes:
       meshes: the devices of each replica, by its number.
-      dims: the axes that each dimension is sharded over, without that of replicas.
-      split: the dimension that replicas share, by their count; None where each has all of it.
+      dims: the axes that each dimension is sharded over, without the axis of replicas.
+      split: for each number of replicas the dimension that they share; None where each has the whole array.
     """
 
     meshes: Sequence[Mesh]
@@ -48,10 +48,10 @@ class ReplicaLayout:
 
 
 class SharedDimensions:
-    """Dimensions of arrays that replicas share, by the number of replicas.
+    """Dimensions along which replicas share arrays, by the number of replicas.
 
-    Where replicas share a dimension of an array, fewer of them share it, too, if its size allows it, else
-    each has the whole array. Once the program has returned the array on so many, it is as it was then.
+    Fewer replicas share the same dimension if its size allows it; otherwise each has the whole array. Once
+    the program has returned the array on a number of replicas, the dimension is as it was then.
 
     Args:
       counts: the numbers of replicas that may run, ascending.
@@ -64,12 +64,12 @@ class SharedDimensions:
     def find(
         self, name: str, shape: Sequence[int], shards: Sequence[int], running: int, split: int | None
     ) -> dict[int, int | None]:
-        """Returns the dimension of an array that each number of replicas shares; None where they share none.
+        """Returns for each number of replicas the dimension that they share; None where they share none.
 
         Args:
           shards: the number of shards of each dimension on the slice of one replica.
           running: the number of replicas that run.
-          split: the dimension that these share.
+          split: the dimension that the running replicas share.
         """
         self._seen[name, running] = split
         known = [n for count in reversed(self._counts) if (n := self._seen.get((name, count))) is not None]
@@ -93,10 +93,10 @@ class ReplicaLayouts:
         self._bindings: Mapping[VirtualSlice, Binding] = {}
 
     def find(self, name: str, array: jax.Array) -> ReplicaLayout | None:
-        """Returns the layout of an array; None if it is not on the slices of the replicas that run.
+        """Returns the layout of an array; None if the array is not on the slices of the running replicas.
 
         Args:
-          name: its name, by which its layouts of other numbers of replicas are known.
+          name: the name of the array, under which its layouts for other numbers of replicas are stored.
         """
         running, sharding = self._replicas.running, array.sharding
         if not isinstance(sharding, NamedSharding):
@@ -123,7 +123,7 @@ class ReplicaLayouts:
 
 
 def _has_mesh(sharding: NamedSharding, meshes: Sequence[Mesh], running: Sequence[int]) -> bool:
-    """Returns whether a sharding is over the devices of a slice, of all replicas that run."""
+    """Returns whether a sharding is over the devices of one slice of all running replicas."""
     devices = [device for n in running for device in meshes[n].devices.flat]
     names = meshes[0].axis_names if len(running) == 1 else (AXIS, *meshes[0].axis_names)
     return sharding.mesh.axis_names == names and [*sharding.mesh.devices.flat] == devices
@@ -131,13 +131,13 @@ def _has_mesh(sharding: NamedSharding, meshes: Sequence[Mesh], running: Sequence
 
 @dataclasses.dataclass(frozen=True)
 class ArrayLayout:
-    """Layout of an array, to put it together from its blocks.
+    """Layout of an array, from which its blocks can be assembled.
 
     Attributes:
-      name: its name in names of blocks.
-      aval: its type; for typed PRNG keys that of the keys.
-      is_committed: whether it has to be on its device.
-      replicas: its layout on the slices of replicas; None if it is not on them.
+      name: the prefix of the names of its blocks.
+      aval: its type; for typed PRNG keys the type of the keys.
+      is_committed: whether it is committed to its devices.
+      replicas: its layout on the slices of replicas; None if it is elsewhere.
     """
 
     name: str
@@ -150,10 +150,10 @@ class ArrayLayout:
 
     @functools.cached_property
     def bounds(self) -> Bounds:
-        """The positions along each dimension between which blocks are."""
+        """The bounds of the blocks along each dimension."""
         shardings = [self.sharding]
         if self.replicas is not None:
-            # Which replicas run is no matter: as many have the same blocks.
+            # Blocks depend on the number of replicas alone.
             shardings += [self.replicas.sharding(range(count)) for count in self.replicas.split]
         shards = (
             rows_of(index, self.shape)
@@ -163,17 +163,17 @@ class ArrayLayout:
         return common_bounds(len(self.shape), shards)
 
     def sharding_of(self, replicas: Sequence[int] | None) -> jax.sharding.Sharding:
-        """Returns the sharding of its data when other replicas run; its own for None."""
+        """Returns the sharding of the data when other replicas run; the present one for None."""
         if replicas is None or self.replicas is None:
             return self.sharding
         return self.replicas.sharding(replicas)
 
     def blocks_of(self, sharding: jax.sharding.Sharding) -> Iterator[tuple[jax.Device, Rows, list[Rows]]]:
-        """Yields each device with the rows of its shard, and the rows of the blocks of the shard."""
+        """Yields each device with the rows of its shard and of the blocks in it."""
         for device, index in sharding.devices_indices_map(self.shape).items():
             shard = rows_of(index, self.shape)
             yield device, shard, blocks_in(shard, self.bounds)
 
     def block(self, rows: Rows) -> str:
-        """Returns the name of a block, such as `state['w'][0:4, :]`; without rows where it is the array."""
+        """Returns the name of a block, such as `state['w'][0:4, :]`; without rows for a whole array."""
         return block_name(self.name, rows, self.shape)

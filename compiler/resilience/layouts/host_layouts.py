@@ -1,4 +1,4 @@
-"""Layouts of arrays on hosts, in blocks with names, also when fewer replicas run."""
+"""Layouts of arrays on hosts: named blocks on each host, also when fewer replicas run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class PlacedBlock:
 
     Attributes:
       name: its name; blocks of one name are the same bytes.
-      shard: the number of the shard that it is in, among the shards of the array on that host.
-      own_rows: its rows in what its island has of the array.
+      shard: the number of its shard, among the shards of the array on that host.
+      own_rows: its rows in the block of the array that its island has.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ArrayPlace:
     """The place of an array on an island.
 
     Attributes:
-      part: what the island has of the array.
+      part: the block of the array that the island has.
     """
 
     island: int
@@ -67,7 +67,8 @@ class HostArrayLayout:
       name: the name of the array in messages.
       aval: its type.
       bounds: the bounds of its blocks; None where each shard is one block.
-      replicas: its layouts on slices of replicas; none where fewer replicas never run, or it is elsewhere.
+      replicas: its layouts on slices of replicas; empty where fewer replicas never run, or the array is
+        elsewhere.
     """
 
     name: str
@@ -88,10 +89,11 @@ class HostArrayLayout:
         }
 
     def allows(self, counts: Sequence[int], islands: Sequence[Collection[int]]) -> bool:
-        """Returns whether it can be restored for other replicas.
+        """Returns whether the array can be restored for each number of replicas on these islands.
 
         Args:
           counts: the numbers of replicas that may run, ascending.
+          islands: the islands of each replica.
         """
         return self.bounds is not None and all(
             {*counts} <= dict(one.splits).keys()
@@ -101,22 +103,22 @@ class HostArrayLayout:
         )
 
     def at(self, island: int) -> list[ArrayPlace]:
-        """Returns its places on an island."""
+        """Returns the places on an island."""
         return [place for place in self.places if place.island == island]
 
     def result(self, place: ArrayPlace) -> ResultArray:
-        """Returns what a call on hosts that creates it there has to know."""
+        """Returns the result type of a call that creates the array at a place."""
         return ResultArray(place.shape, self.dtype.name, place.layout)
 
     def places_of(self, replicas: tuple[int, ...], layouts: HostReplicaLayouts) -> tuple[ArrayPlace, ...]:
-        """Returns its places when other replicas run than those that it is on.
+        """Returns the places for a set of running replicas.
 
         Args:
           layouts: the slices of all replicas.
         """
         if self.replicas:
             return self._placed(one for layout in self.replicas for one in layout.placements(replicas))
-        # What is on no slice of replicas stays where it is, as far as islands are left that have all of it.
+        # Arrays outside of replicated slices keep their hosts while an island with a full copy remains.
         left = tuple(place for place in self.places if place.island in layouts.islands(replicas))
         if {block.name for place in left for block in place.blocks} == self.sizes.keys():
             return left
@@ -128,16 +130,16 @@ class HostArrayLayout:
 
 @dataclasses.dataclass
 class StateOnHosts:
-    """State that is copied.
+    """State of a version.
 
     Attributes:
       tree: its structure.
       leaves: the layout of each array on hosts; any other leaf itself.
-      arrays: the arrays on hosts, until copies of them have begun, by positions of leaves.
+      arrays: the arrays on hosts by positions of leaves, until their copies have started.
       replicas: the replicas that ran.
       layouts: the slices of all replicas; None where fewer never run.
       copies: the blocks that each host has in its memory.
-      record: what hosts have that says that the version is committed; None where they have nothing.
+      record: the record on hosts that the version is committed; None without one.
     """
 
     tree: Any
@@ -149,7 +151,7 @@ class StateOnHosts:
     record: str | None = None
 
     def places(self, replicas: tuple[int, ...]) -> list[tuple[int, ArrayPlace]]:
-        """Returns the places of all arrays on hosts when some replicas run, with the positions of leaves."""
+        """Returns the places of all arrays on hosts for running replicas, with the positions of leaves."""
         own = self.layouts if replicas != self.replicas else None
         return [
             (n, place)
@@ -164,7 +166,7 @@ class StateOnHosts:
         return [leaf for leaf in self.leaves if isinstance(leaf, HostArrayLayout)]
 
     def holdings(self, replicas: tuple[int, ...]) -> Holdings:
-        """Returns the blocks that each host has on its devices when some replicas run."""
+        """Returns the blocks on the devices of each host for running replicas."""
         holdings: dict[int, set[str]] = {}
         for _, place in self.places(replicas):
             for block in place.blocks:
@@ -178,13 +180,13 @@ class StateOnHosts:
 
 
 def layout_of_array(name: str, array: Array, replicas: HostReplicaLayouts | None) -> HostArrayLayout:
-    """Returns the layout of an array; of typed PRNG keys that of their words.
+    """Returns the layout of an array; of typed PRNG keys the layout of their words.
 
     Args:
       replicas: the slices of all replicas, if fewer may run.
 
     Raises:
-      ValueError: fewer replicas may run, and it is on an island that has none of them.
+      ValueError: fewer replicas may run, and the array is on an island without a replica.
     """
     placements = [placement_at(where) for where in array.locations]
     if replicas is None:
@@ -192,7 +194,7 @@ def layout_of_array(name: str, array: Array, replicas: HostReplicaLayouts | None
     shape, _ = _data_of(array.aval)
     found = replicas.find(name, shape, placements)
     if found:
-        # Copies elsewhere are made again where they are read.
+        # Copies on other devices are made again when a program reads them there.
         placements = [one for layout in found for one in layout.placements(replicas.running)]
     else:
         replicas.check_islands(name, placements)
@@ -211,7 +213,7 @@ def layout_at(
     bounds: Bounds | None,
     replicas: tuple[HostReplicaLayout, ...] = (),
 ) -> HostArrayLayout:
-    """Returns the layout of an array of some type at some places, see `HostArrayLayout`."""
+    """Returns the layout of an array from its type and placements, see `HostArrayLayout`."""
     shape, dtype = _data_of(aval)
     places = tuple(_place(name, shape, one, bounds) for one in placements)
     return HostArrayLayout(name, aval, shape, dtype, places, bounds, replicas)
@@ -224,7 +226,7 @@ def placement_at(where: Location) -> SlicePlacement:
 
 
 def _data_of(aval: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Returns the shape and the dtype of the data of an array; of typed PRNG keys those of their words."""
+    """Returns the shape and dtype of the data of an array, which for typed PRNG keys are their words."""
     is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
     data = jax.eval_shape(jax.random.key_data, aval) if is_key else aval
     return tuple(data.shape), np.dtype(data.dtype)
@@ -244,7 +246,7 @@ def _place(name: str, shape: tuple[int, ...], where: SlicePlacement, bounds: Bou
 
 
 def _shards(shape: tuple[int, ...], where: SlicePlacement) -> list[tuple[int, int, Rows]]:
-    """Returns the host, the number there, and the rows of each shard of an array."""
+    """Returns the host, the number on that host, and the rows of each shard of an array."""
     first = where.first_row(shape)
     indices = shard_indices(where.part.shape(shape), where.layout)
     return [

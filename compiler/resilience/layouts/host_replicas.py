@@ -1,4 +1,4 @@
-"""Layouts of arrays on the slices of replicas on hosts; the counterpart of `array_layouts.ReplicaLayouts`."""
+"""Layouts of arrays on slices of replicas on hosts; the counterpart of `array_layouts.ReplicaLayouts`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class SliceDevices:
         """Returns the placement of an array on the slice.
 
         Args:
-          dims: the axes that each dimension is sharded over, in what the slice has of the array.
-          part: what that is.
+          dims: the axes that each dimension of the slice's block is sharded over.
+          part: this block.
         """
         holders: dict[int, tuple[int, ...]] = {}
         for position, host in enumerate(self.hosts):
@@ -50,8 +50,8 @@ class SlicePlacement:
     """Placement of an array on a slice.
 
     Attributes:
-      layout: the layout of what the slice has of the array.
-      part: what it has of the array.
+      layout: the layout of the block that the slice has.
+      part: this block.
       holders: the positions in the mesh of the devices of each host.
     """
 
@@ -61,7 +61,7 @@ class SlicePlacement:
     holders: Mapping[int, tuple[int, ...]] = dataclasses.field(compare=False)
 
     def is_on(self, slice: SliceDevices) -> bool:
-        """Returns whether it is on the devices of a slice."""
+        """Returns whether the placement is on the devices of a slice."""
         own = self.layout
         return (self.island, own.devices, own.mesh, own.axis_names) == (
             slice.island,
@@ -71,7 +71,7 @@ class SlicePlacement:
         )
 
     def first_row(self, shape: Sequence[int]) -> Rows:
-        """Returns where in an array that begins which the slice has, as an empty block."""
+        """Returns an empty block at the first row of the slice's block of an array."""
         first = [0] * len(shape)
         if self.part.count > 1:
             first[self.part.dim] = self.part.number * self.part.shape(shape)[self.part.dim]
@@ -84,9 +84,8 @@ class HostReplicaLayout:
 
     Attributes:
       slices: the devices of the slice of each replica, by its number.
-      dims: the axes that each dimension is sharded over, in the block that a replica has.
-      splits: for each number of replicas the dimension that they share; None where each has all of the
-        array.
+      dims: the axes that each dimension of a replica's block is sharded over.
+      splits: for each number of replicas the dimension that they share; None where each has the whole array.
     """
 
     slices: tuple[SliceDevices, ...]
@@ -94,7 +93,7 @@ class HostReplicaLayout:
     splits: tuple[tuple[int, int | None], ...]
 
     def placements(self, replicas: Sequence[int]) -> Iterator[SlicePlacement]:
-        """Yields the placement on each slice when these replicas run."""
+        """Yields the placement on each slice for running replicas."""
         split = dict(self.splits)[len(replicas)]
         for position, number in enumerate(replicas):
             part = WHOLE if split is None else ReplicaBlock(position, len(replicas), split)
@@ -107,13 +106,13 @@ class HostReplicaLayouts:
     def __init__(self, replicas: StepReplicas) -> None:
         self._replicas = replicas
         self._shared = SharedDimensions(replicas.counts)
-        # The name of each slice of the first replica, and the devices of those of all.
+        # The name of each slice of the first replica, and the devices of this slice in all replicas.
         self._slices: list[tuple[str, tuple[SliceDevices, ...]]] = []
         self._bindings: Mapping[VirtualSlice, Binding] = {}
 
     @property
     def running(self) -> tuple[int, ...]:
-        """The replicas that programs run on."""
+        """The replicas that run."""
         return self._replicas.running
 
     def islands(self, replicas: Sequence[int]) -> frozenset[int]:
@@ -123,11 +122,11 @@ class HostReplicaLayouts:
     def find(
         self, name: str, shape: Sequence[int], placements: Sequence[SlicePlacement]
     ) -> tuple[HostReplicaLayout, ...]:
-        """Returns the layouts of an array on slices where each replica that runs has its part of it.
+        """Returns the layouts of an array on slices where each running replica has a block of it.
 
         Args:
-          name: its name, by which its layouts of other numbers of replicas are known.
-          placements: where it is.
+          name: the name of the array, under which its layouts for other numbers of replicas are stored.
+          placements: the placements of the array.
         """
         bindings = self._replicas.bindings
         if bindings is not self._bindings:
@@ -146,7 +145,7 @@ class HostReplicaLayouts:
                     continue
                 found = HostReplicaLayout(slices, where.layout.dims, ((len(self.running), split),))
                 own = set(found.placements(self.running))
-                # Slices on the same devices have one copy.
+                # Slices on the same devices share one copy.
                 if where in own and own <= left:
                     left -= own
                     shared = self._shared.find(
@@ -163,7 +162,7 @@ class HostReplicaLayouts:
         """Checks that an array is on islands that have a replica.
 
         Raises:
-          ValueError: it is on another one.
+          ValueError: the array is on an island without a replica.
         """
         everywhere = self.islands(self._replicas.all)
         elsewhere = next((where.island for where in placements if where.island not in everywhere), None)
@@ -175,7 +174,7 @@ class HostReplicaLayouts:
             )
 
     def on_one_device(self, replicas: Sequence[int], ndim: int) -> SlicePlacement:
-        """Returns the placement of an array on a device of the first of some replicas."""
+        """Returns the placement of an array on one device of the first running replica."""
         binding = next(
             binding for one, binding in self._replicas.bindings.items() if one.replica == replicas[0]
         )

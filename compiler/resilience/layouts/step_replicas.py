@@ -1,4 +1,4 @@
-"""Replicas of the programs of a step: which of them may run, and the loading of the programs for them."""
+"""Replicas of a step: the choices of them that may run, and the programs loaded for each choice."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ log = logging.getLogger("pathways")
 class StepReplicas:
     """Replicas of a step; fewer may run while islands are lost.
 
-    All programs on the slices of the step's programs run on the same replicas.
+    All programs that share slices with the step run on the same replicas.
 
     Args:
       executables: the programs that read the batches.
       min_replicas: the smallest number of replicas that may run.
 
     Attributes:
-      counts: the numbers of replicas that may run, ascending; the last is all.
-      running: the replicas that programs run on.
-      check: a function that raises an error if one of some islands is lost: loading on it would wait for it.
+      counts: the numbers of replicas that may run, ascending; the last one is the number of all replicas.
+      running: the replicas that run.
+      check: a function that raises an error if an island is lost, since loading would wait for it.
 
     Raises:
-      ValueError: the step has no replicas, or no smaller number of them divides its microbatches, or it is
-        from a bundle, or each loss of an island leaves fewer.
+      ValueError: the step has no replicas or is from a bundle, no smaller number of replicas divides its
+        microbatches, or each loss of an island leaves too few.
     """
 
     def __init__(self, executables: Collection[ProgramExecutable], min_replicas: int) -> None:
@@ -82,7 +82,7 @@ class StepReplicas:
         self._programs_seen = 0
         self._x64 = jax.config.jax_enable_x64
         self._lock = threading.Lock()
-        # Replicas to load the programs for, and whether the core waits for that.
+        # Replicas to load the programs for, and whether the core waits for them.
         self._requests: collections.deque[tuple[Numbers, bool]] = collections.deque()
         self._events: list[ResilienceEvent] = []
         self._thread: RunningThread | None = None
@@ -95,7 +95,7 @@ class StepReplicas:
             self._programs_bound = count_of_programs()
             self._sets = _connected(self._sets)
             bindings: dict[VirtualSlice, Binding] = {}
-            # One by one: slices of several programs may share devices.
+            # Separately: slices of different programs may share devices.
             for program in programs_on(self._sets):
                 slices = [replica for one in program.slices for replica in one.replicas]
                 bindings |= bind(slices, program=program.name)
@@ -108,18 +108,18 @@ class StepReplicas:
         return tuple(range(self.counts[-1]))
 
     def able(self, present: Collection[int]) -> Numbers:
-        """Returns the replicas that may run on some islands: none if they are too few."""
+        """Returns the replicas that can run on these islands; none if there are too few."""
         able = [n for n in self.all if self.islands[n] <= set(present)]
-        # The choice of the core: other replicas would be loaded in vain.
+        # The core chooses: programs for any other choice would never run.
         return tuple(able[: max((count for count in self.counts if count <= len(able)), default=0)])
 
     def after_loss(self, present: Collection[int]) -> list[Numbers]:
-        """Returns the replicas that run after the loss of any one of the islands that have workers."""
+        """Returns for the loss of each island that has workers the replicas that then run."""
         chosen = dict.fromkeys(self.able(set(present) - {lost}) for lost in sorted(present))
         return [replicas for replicas in chosen if replicas]
 
     def samples(self) -> list[Numbers]:
-        """Returns choices of replicas that run: of each number some, so that each replica is in one."""
+        """Returns choices of running replicas: for each number some, so that each replica is in one."""
         every = self.all
         return [
             tuple(sorted((every + every)[first : first + count]))
@@ -130,8 +130,8 @@ class StepReplicas:
     def load_new(self, present: Collection[int]) -> None:
         """Compiles programs that are new for fewer replicas.
 
-        They are loaded for those that run after the loss of a first island at once, and begin to be loaded
-        for the losses of others.
+        Loads the programs for the loss of the first island at once, and starts to load them for the loss of
+        each other one.
 
         Raises:
           ProgramError: a program cannot be compiled for so many replicas.
@@ -143,13 +143,13 @@ class StepReplicas:
         self._hold_lost(True)
         counts: set[int] = set()
         for replicas in self.after_loss(present):
-            # As many other ones differ by their devices alone.
+            # Another choice of as many replicas differs in its devices alone.
             if len(replicas) not in counts:
                 counts.add(len(replicas))
                 try:
                     self._load(replicas)
                 except HostError:
-                    # The programs for the islands that are left are loaded when steps resume.
+                    # The programs for the remaining islands are loaded when steps resume.
                     return
         self.load_ahead(present)
 
@@ -168,18 +168,18 @@ class StepReplicas:
                 raise
 
     def load_ahead(self, present: Collection[int]) -> None:
-        """Begins to load all programs for the replicas that run after the loss of any one island."""
+        """Starts to load all programs for the loss of any one island."""
         self._begin(False, self.after_loss(present))
 
     def prepare(self, replicas: Numbers) -> None:
-        """Begins to load all programs for some replicas; `poll` returns that they are."""
+        """Starts to load all programs for a choice of replicas; `poll` returns an event at the end."""
         self._begin(True, [replicas])
 
     def _begin(self, is_awaited: bool, requests: Collection[Numbers]) -> None:
-        """Begins to load programs, in place of what earlier requests of the kind have not begun to load."""
+        """Starts to load programs; replaces earlier requests of this kind that have not started."""
         with self._lock:
             kept = [one for one in self._requests if one[1] != is_awaited]
-            # Those that the core waits for come first.
+            # Requests that the core waits for come first.
             both = [*kept, *((replicas, is_awaited) for replicas in requests)]
             self._requests = collections.deque(sorted(both, key=lambda one: not one[1]))
             if self._thread is None:
@@ -188,7 +188,7 @@ class StepReplicas:
     def _work(self) -> None:
         while True:
             with self._lock:
-                # Under the lock of `_begin`, which starts a new thread for requests that come after this.
+                # Under the lock of `_begin`, which starts a new thread for later requests.
                 if self._is_closed or not self._requests:
                     self._thread = None
                     return
@@ -198,7 +198,7 @@ class StepReplicas:
                 with jax.enable_x64(self._x64):
                     self._load(replicas)
             except HostError:
-                # After the loss is handled, programs are loaded anew.
+                # When the loss was handled, there is a new request.
                 continue
             except Exception as error:
                 log.warning(
@@ -213,7 +213,7 @@ class StepReplicas:
                     self._events.append(ReplicasPrepared(replicas))
 
     def run_on(self, replicas: Numbers) -> None:
-        """Makes all programs run on some replicas from now on.
+        """Makes all programs run on these replicas from now on.
 
         Raises:
           ProgramError: a program cannot be compiled for so many replicas.
@@ -234,21 +234,21 @@ class StepReplicas:
         return events
 
     def close(self) -> None:
-        """Waits for what is being loaded, and loads no more."""
+        """Waits for the request in progress and drops all others."""
         with self._lock:
             self._is_closed = True
             thread = self._thread
-        # Without the lock, which the thread needs to finish.
+        # Outside of the lock, which the thread needs to finish.
         if thread is not None:
             thread.join()
         self._hold_lost(False)
 
 
 def _fewer(programs: Collection[ReplicaExecutable], min_replicas: int, count: int) -> list[int]:
-    """Returns the smaller numbers of replicas that may run.
+    """Returns the numbers of replicas below `count` that may run.
 
     Raises:
-      ValueError: there is none.
+      ValueError: no such number exists.
     """
     microbatches = sorted({number for program in programs for number in program.microbatches})
     # The microbatches of each loop are divided evenly among replicas.
@@ -265,7 +265,7 @@ def _fewer(programs: Collection[ReplicaExecutable], min_replicas: int, count: in
 
 
 def _connected(device_sets: Collection[VirtualDeviceSet]) -> frozenset[VirtualDeviceSet]:
-    """Returns device sets, and those of slices that programs use together with theirs."""
+    """Returns device sets and all others that some program uses together with one of them."""
     found = frozenset(device_sets)
     while True:
         more = found.union(*(program.device_sets for program in programs_on(found)))

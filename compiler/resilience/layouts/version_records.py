@@ -1,7 +1,7 @@
-"""Records of committed versions, which hosts keep beside the blocks: with them another controller goes on.
+"""Records of committed versions, which hosts keep beside the blocks, so that another controller can resume.
 
-A record is JSON: the layouts of the arrays on hosts, the values of small leaves that are in this process, and
-the position of the source.
+A record is JSON: the layouts of the arrays on hosts, the values of small leaves in this process, and the
+position of the source.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pathways.runtime.resources.tables import size
 from pathways.runtime.xla import pjrt
 
 MAX_LOCAL_BYTES = 1 << 20
-"""Limit on the bytes of all leaves of a record that are in this process."""
+"""Limit on the bytes of all leaves in this process that a record has."""
 
 log = logging.getLogger("pathways")
 
 
 class _RecordError(ValueError):
-    """Version that cannot be recorded, or record that this cluster cannot use; says why."""
+    """Error of a version that cannot be recorded, or of a record that this cluster cannot use."""
 
 
 class _PlaceRecord(msgspec.Struct, frozen=True):
@@ -51,11 +51,11 @@ class _HostsLeaf(msgspec.Struct, frozen=True, tag="hosts"):
 
     Attributes:
       name: its name, as in `HostArrayLayout`.
-      dtype: its dtype; of typed PRNG keys their implementation.
-      is_key: whether it is typed PRNG keys.
+      dtype: its dtype; for typed PRNG keys their implementation.
+      is_key: whether it has typed PRNG keys.
       is_weak: whether its dtype is weak.
       bounds: the bounds of its blocks, as in `HostArrayLayout`.
-      replicas: its layouts on slices of replicas, as there.
+      replicas: its layouts on slices of replicas, as in `HostArrayLayout`.
     """
 
     name: str
@@ -73,7 +73,7 @@ class _LocalArray(msgspec.Struct, frozen=True, tag="array"):
 
     Attributes:
       kind: an array or a number of NumPy, an array of JAX, or typed PRNG keys.
-      shape: the shape of its data; of typed PRNG keys that of their words.
+      shape: the shape of its data, which for typed PRNG keys are their words.
       key: the implementation of typed PRNG keys; empty for others.
       is_weak: whether its dtype is weak.
       data: its bytes.
@@ -102,7 +102,7 @@ class _VersionRecord(msgspec.Struct, frozen=True):
     Attributes:
       types: the name and the type of each leaf, in the order of the state.
       position: the position of the source as JSON; in base64 if it is bytes.
-      is_bytes: whether it is bytes.
+      is_bytes: whether the position is bytes.
       replicas: the replicas that ran.
     """
 
@@ -115,7 +115,7 @@ class _VersionRecord(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class RecordedVersion:
-    """Leaves and position of a version, which another controller has to know besides its blocks.
+    """Leaves and position of a version, which another controller needs besides the blocks.
 
     Attributes:
       leaves: the layout of each array on hosts; any other leaf itself.
@@ -129,7 +129,7 @@ class RecordedVersion:
 
 
 class VersionRecorder:
-    """Writer of records, which warns once of a state that cannot be recorded."""
+    """Writer of records; warns once about a state that cannot be recorded."""
 
     def __init__(self) -> None:
         self._has_warned = False
@@ -153,14 +153,14 @@ class VersionRecorder:
 def read_versions(
     records: Mapping[VersionKey, str], state: Any, gangs: Sequence[HostGang]
 ) -> dict[VersionKey, RecordedVersion]:
-    """Returns the versions that this cluster can use; logs why others cannot be used.
+    """Returns the versions that this cluster can use; logs the reason against each other one.
 
     Args:
       state: a state of the same structure and types.
       gangs: the workers of each island.
 
     Raises:
-      ValueError: a version is of another state; names the first leaf that differs.
+      ValueError: a version is of another state; the message names the first leaf that differs.
     """
     versions = {}
     for key, text in records.items():
@@ -274,7 +274,7 @@ def _array(
 
 
 def _local_value(leaf: _LocalArray | _LocalNumber) -> Any:
-    """Returns what `_local_leaf` has recorded."""
+    """Returns the leaf that `_local_leaf` recorded."""
     if isinstance(leaf, _LocalNumber):
         match leaf.kind:
             case "bool":
@@ -284,7 +284,7 @@ def _local_value(leaf: _LocalArray | _LocalNumber) -> Any:
             case "float":
                 return float.fromhex(leaf.value)
     dtype = jax.numpy.dtype(leaf.dtype)
-    # A copy, because an array of bytes cannot be changed.
+    # A copy: the array over `bytes` is read-only.
     data = np.frombuffer(leaf.data, dtype).reshape(leaf.shape).copy()
     match leaf.kind:
         case "array":

@@ -1,5 +1,6 @@
-"""Memory of hosts for versions of the state, by calls of functions of their workers.
+"""Memory of hosts for versions of the state, which workers manage by `runtime.resilience.snapshots`.
 
-- `memory_calls.py` makes the calls, and has what becomes of them; `known_islands.py` the islands, which come
-  and go; `memory_space.py` decides whether versions fit, `block_copies.py` when blocks are copied.
+- `memory_calls.py` calls functions of workers and reads the replies.
+- `known_islands.py` follows the islands that are lost, leave and return.
+- `memory_space.py` checks that versions fit; `block_copies.py` copies blocks.
 """

@@ -1,4 +1,4 @@
-"""Copies of blocks of versions: from arrays to the memory of their host, and from there to another host."""
+"""Copies of blocks: from arrays to the memory of their host, and from there to another host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_BLOCKS: Blocks = frozenset()
 
 
 class BlockCopies:
-    """Copies in flight, and waiting ones whose source has no blocks yet.
+    """Copies in flight, and copies that wait until their source has the blocks.
 
     Args:
       kept: the versions in memory.
@@ -39,7 +39,7 @@ class BlockCopies:
         self._kept = kept
         self._hosts = hosts
         self._stream_lane = next(lanes)
-        # Copies of what hosts do not have in their memory yet.
+        # Copies whose source does not have the blocks yet.
         self._waiting: list[tuple[VersionKey, BlockCopy]] = []
 
     def _gang_of(self, host: int) -> HostGang:
@@ -49,13 +49,13 @@ class BlockCopies:
         return self._islands.known[self._hosts[host].island].is_present
 
     def make(self, key: VersionKey, kept: StateOnHosts, copies: Sequence[BlockCopy]) -> None:
-        """Begins copies of the blocks of a version."""
+        """Starts copies of the blocks of a version."""
         for copy in copies:
             if copy.source == copy.target:
                 self._begin_own_copy(key, kept, copy)
             else:
                 self._waiting.append((key, copy))
-        # The calls have their place in the order of steps, so later steps may donate the arrays.
+        # Calls are ordered with steps, so later steps may donate the arrays.
         kept.arrays.clear()
         self.begin_waiting()
 
@@ -82,12 +82,12 @@ class BlockCopies:
         self._copy("write", self._calls.memory_lane, key, copy, named, taken, tree)
 
     def begin_waiting(self) -> None:
-        """Begins copies whose source has the blocks in its memory."""
+        """Starts the waiting copies whose source now has the blocks."""
         waiting, self._waiting = self._waiting, []
         for key, copy in waiting:
             kept = self._kept.get(key)
             if kept is None:
-                # It was dropped, and nobody waits for it.
+                # The version was dropped, and the core no longer waits for the copy.
                 continue
             if not self._is_present(copy.source):
                 if self._is_present(copy.target):
@@ -118,14 +118,14 @@ class BlockCopies:
 
         def on_end() -> list[ResilienceEvent]:
             if gang.is_lost():
-                # When it returns it reports its blocks.
+                # A host that returns reports its blocks.
                 return []
             if (why := self._calls.failure_of(call, copy.target)) is not None:
                 return [CopyFailed(copy.number, why)]
             if (kept := self._kept.get(key)) is not None:
                 kept.copies[copy.target] = kept.copies.get(copy.target, NO_BLOCKS) | copy.blocks
                 if kept.record is not None:
-                    # It was committed before: another controller has to know of this copy, too.
+                    # The version is committed already: record it with this copy for another controller, too.
                     named = {"key": plain_key(key), "record": kept.record}
                     with contextlib.suppress(HostError):
                         self._calls.call("commit", gang, [copy.target], self._calls.memory_lane, named)
@@ -136,7 +136,7 @@ class BlockCopies:
                 function, gang, [copy.target], lane, named | {"copy": copy.number}, taken, tree
             )
         except (HostError, RuntimeError, KeyError) as error:
-            # Arrays of a step that failed, or of a lost island.
+            # The step failed, or its island is lost.
             if not gang.is_lost():
                 self._calls.events.append(CopyFailed(copy.number, str(error)))
             return
@@ -150,5 +150,5 @@ def source_of(calls: MemoryCalls, key: VersionKey, host: int, blocks: Collection
 
 
 def plain_key(key: VersionKey) -> tuple[int, int]:
-    """Returns a version as functions of workers get it."""
+    """Returns a version as the argument of functions of workers."""
     return key.step, key.attempt

@@ -24,7 +24,7 @@ from pathways.runtime.resilience.records import Blocks, VersionKey
 from pathways.runtime.resilience.snapshots.block_file import SnapshotError
 
 CopiesOfHosts = dict[int, dict[VersionKey, Blocks]]
-"""For each host the blocks that it has of each version."""
+"""The blocks of each version on each host."""
 
 
 class Change(enum.Enum):
@@ -43,10 +43,10 @@ class KnownIsland:
 
     Attributes:
       gang: its last workers that were ready.
-      is_present: whether these are.
-      is_leaving: whether it was reported that these leave.
-      opening: the workers that have a request to open their memory; None for none.
-      is_abandoned: whether it was reported that it will have no workers again.
+      is_present: whether they are still ready.
+      is_leaving: whether their departure was reported.
+      opening: the workers with a pending request to open their memory; None without one.
+      is_abandoned: whether it was reported that the island gets no workers again.
       is_away: whether its new workers are not used, see `HostStore.lose`.
       has_memory: whether the copies in its memory stay when its workers are lost.
     """
@@ -61,10 +61,10 @@ class KnownIsland:
 
 
 class KnownIslands:
-    """Islands of a session, and the changes of their workers that no event was returned for yet.
+    """Islands of a session, and the changes of their workers that were not reported yet.
 
     Args:
-      on_return: is called with what new workers found in their memory, before the event.
+      on_return: a function that gets the blocks in the memory of new workers, before the event.
 
     Attributes:
       known: the islands, by their numbers.
@@ -75,11 +75,11 @@ class KnownIslands:
         self._client = calls.client
         self._on_return = on_return
         self.known = [KnownIsland(gang) for gang in self._client.pool.gangs]
-        # Workers that continue after the signal to leave, until their state has a version.
+        # Workers that run after their signal to leave, until their state has a version.
         self._delayed: set[HostGang] = set()
 
     def open_all(self) -> list[tuple[HostGang, FunctionCall]]:
-        """Opens the memory of all islands, and waits for it; returns their workers and calls.
+        """Opens the memory of all islands and waits for it; returns their workers and calls.
 
         Raises:
           HostError: a host was lost.
@@ -99,7 +99,7 @@ class KnownIslands:
                 raise SnapshotError(f"pw.resilient: {host}: {why}")
 
     def present(self) -> list[HostGang]:
-        """Returns the workers of the islands that have some."""
+        """Returns the workers of the present islands."""
         return [island.gang for island in self.known if island.is_present]
 
     def leaving(self) -> set[int]:
@@ -107,7 +107,7 @@ class KnownIslands:
         return {n for n, island in enumerate(self.known) if island.gang.life.leaving is not None}
 
     def has_lost(self) -> bool:
-        """Returns whether an island is lost that no event was returned for yet."""
+        """Returns whether a loss was not reported yet."""
         return any(self._change_of(n, island) is Change.LOST for n, island in enumerate(self.known))
 
     def has_news(self) -> bool:
@@ -121,17 +121,17 @@ class KnownIslands:
         self._allow_leave(island.gang)
 
     def opening_or_present(self) -> list[HostGang]:
-        """Returns the workers that may have opened the run, though maybe no reply of theirs was read."""
+        """Returns the workers that may have opened the run, also where their reply is pending."""
         opening = [island.opening for island in self.known if island.opening is not None]
         return [*self.present(), *opening]
 
     def allow_all(self) -> None:
-        """Ends all delays of exits."""
+        """Allows all workers that leave to exit."""
         for gang in [*self._delayed]:
             self._allow_leave(gang)
 
     def poll(self) -> list[ResilienceEvent]:
-        """Returns the events of islands that were lost, leave, or have new workers."""
+        """Returns events for islands that were lost, leave, or have new workers."""
         events: list[ResilienceEvent] = []
         for number, island in enumerate(self.known):
             change = self._change_of(number, island)
@@ -142,7 +142,7 @@ class KnownIslands:
                 events.append(WorkersLost(number, why.partition("\n")[0]))
                 if not island.has_memory:
                     island.has_memory = True
-                    # After the loss: no copies are made on these hosts meanwhile.
+                    # After the report of the loss, so that no copies are made on these hosts meanwhile.
                     events += [MemoryLost(host.index) for host in island.gang.hosts]
             elif change is Change.LEAVING:
                 island.is_leaving = True
@@ -160,9 +160,9 @@ class KnownIslands:
         return events
 
     def _change_of(self, number: int, island: KnownIsland) -> Change | None:
-        """Returns the change of an island that no event was returned for yet."""
+        """Returns the change of an island that was not reported yet."""
         if island.is_present:
-            # Also of workers that leave, and accept nothing more because their time is over.
+            # Including leaving workers whose time is over, which accept no calls.
             if island.gang.life.problem is not None:
                 return Change.LOST
             is_leaving = island.gang.life.leaving is not None
@@ -174,7 +174,7 @@ class KnownIslands:
         return Change.REPLACED if is_ready and current is not island.opening else None
 
     def _allow_leave(self, gang: HostGang) -> None:
-        """Ends the delay of the exit of workers that leave, if there is one."""
+        """Allows workers that leave to exit, if they wait for that."""
         if gang in self._delayed:
             self._delayed.remove(gang)
             self._client.allow_leave(gang)

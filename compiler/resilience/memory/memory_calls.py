@@ -1,4 +1,4 @@
-"""Calls of functions of `snapshots.worker_snapshots` on hosts, and what becomes of them."""
+"""Calls of `snapshots.worker_snapshots` on hosts, with their replies and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAME = "pw.resilient"
 
 @dataclasses.dataclass(frozen=True)
 class _PendingCall:
-    """A call in flight; `on_end` returns the events that its end is."""
+    """Call in flight; `on_end` returns events when it has ended."""
 
     call: FunctionCall
     on_end: Callable[[], list[ResilienceEvent]]
@@ -43,8 +43,8 @@ class MemoryCalls:
 
     Attributes:
       client, run: see above.
-      memory_lane: the lane of what changes memory, in its order; streams and restores do not wait for it.
-      events: events that no call reports.
+      memory_lane: the lane of calls that change memory; streams and restores do not wait for it.
+      events: events outside of calls.
     """
 
     def __init__(self, client: HostSession, run: str) -> None:
@@ -55,16 +55,16 @@ class MemoryCalls:
         self._pending: list[_PendingCall] = []
 
     def expect(self, call: FunctionCall, on_end: Callable[[], list[ResilienceEvent]]) -> None:
-        """Has `poll` return the events that the end of a call is."""
+        """Registers the function that returns the events of a call when it has ended."""
         self._pending.append(_PendingCall(call, on_end))
 
     def receive(self) -> None:
-        """Reads the answers of calls; threads of their own notice losses."""
+        """Reads the replies of calls; other threads notice losses."""
         if self._pending:
             self.client.poll()
 
     def poll(self) -> list[ResilienceEvent]:
-        """Returns the events of the calls that have ended."""
+        """Returns the events of calls that have ended."""
         found = []
         for one in [*self._pending]:
             if one.call.is_done():
@@ -73,13 +73,13 @@ class MemoryCalls:
         return found
 
     def take_events(self) -> list[ResilienceEvent]:
-        """Returns the events that no call reports."""
+        """Returns the events outside of calls."""
         events = [*self.events]
         self.events.clear()
         return events
 
     def wait(self, is_done: Callable[[], bool], seconds: float) -> None:
-        """Waits until a condition holds, at most some seconds."""
+        """Waits at most some seconds until a condition holds."""
         deadline = time.monotonic() + seconds
         self.client.wait(lambda: is_done() or time.monotonic() >= deadline, seconds)
 
@@ -90,7 +90,7 @@ class MemoryCalls:
     def call_gangs(
         self, gangs: Iterable[HostGang], function: str, named: dict[str, Any]
     ) -> list[FunctionCall]:
-        """Calls a function on all hosts of some islands; what fails there is of no matter."""
+        """Calls a function on all hosts of some islands; ignores errors."""
         calls = []
         for gang in gangs:
             hosts = [host.index for host in gang.hosts]
@@ -113,7 +113,7 @@ class MemoryCalls:
 
         Raises:
           HostError: the island is lost.
-          RuntimeError, KeyError: an array was deleted, or is not there.
+          RuntimeError, KeyError: an array was deleted or does not exist.
         """
         arguments = plain.encode([[], tree or {"t": []}, {"run": self.run, **named}], _NAME)
         structure = plain.encode({"l": [*range(len(outputs or ()))]}, _NAME)
@@ -125,15 +125,15 @@ class MemoryCalls:
             return self.client.call(f"{_NAME}: {function}", gang, workers, message, producers)
 
     def values(self, call: FunctionCall) -> list[Any]:
-        """Waits for a call, and returns its value on each of its hosts.
+        """Waits for a call and returns its value on each of its hosts.
 
         Raises:
-          Exception: the call failed there.
+          Exception: the call failed on a host.
         """
         return values_of(self.client, call)
 
     def failure_of(self, call: FunctionCall, host: int) -> str | None:
-        """Returns why a call failed on a host; None if it did not."""
+        """Returns the reason why a call failed on a host; None if it succeeded."""
         answer = call.answers.get(host)
         if answer is not None and answer.failure is not None:
             what = answer.failure

@@ -1,4 +1,4 @@
-"""Space in the memory of hosts: whether versions of the state fit there."""
+"""Free memory of hosts, checked against the versions of the state."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pathways.runtime.resilience.snapshots.block_file import SnapshotError
 from pathways.runtime.resources.tables import size
 
 _VERSIONS = 2
-"""Number of versions in memory at most."""
+"""Max number of versions in memory."""
 
 
 class MemorySpace:
     """Free memory of hosts for versions.
 
     Attributes:
-      found: for each host what `open_run` found there.
+      found: the result of `open_run` on each host.
     """
 
     def __init__(self, calls: MemoryCalls, islands: KnownIslands) -> None:
@@ -35,7 +35,7 @@ class MemorySpace:
         self.found: dict[int, dict[str, Any]] = {}
 
     def check_state(self, state: Any) -> None:
-        """Checks that versions fit in the memory of all hosts, wherever steps will have the state."""
+        """Checks that versions fit in the memory of all hosts, whatever the placement of the state."""
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             if (kind := kind_of(leaf)) is not None:
                 raise ValueError(
@@ -44,7 +44,7 @@ class MemorySpace:
                 )
         leaves = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes")]
         if all(isinstance(leaf, Array) for leaf in leaves):
-            # When it is copied, it is known where all of it is.
+            # The exact check is at the first copy, when all placements are known.
             return
         copies = _VERSIONS * min(2, len(self._islands.known))
         needed = copies * sum(_nbytes(leaf) for leaf in leaves)
@@ -55,7 +55,7 @@ class MemorySpace:
 
         Args:
           kept: the state.
-          planned: the blocks that each host keeps of it, for each choice of the replicas that run.
+          planned: the blocks that each host keeps, for each choice of running replicas.
 
         Raises:
           SnapshotError: a host has too little memory.
@@ -66,13 +66,13 @@ class MemorySpace:
             for of_choice in planned
         ]
         for system in dict.fromkeys(map(_file_system, self.found.values())):
-            # Hosts of one machine may share a file system, and with it the free bytes.
+            # Hosts of one machine may share a file system and its free bytes.
             sharing = [host for host, own in self.found.items() if _file_system(own) == system]
             needed = _VERSIONS * max(sum(of_hosts.get(host, 0) for host in sharing) for of_hosts in needs)
             self._require(needed, size(needed), sharing)
 
     def _require(self, needed: int, named: str, hosts: Collection[int]) -> None:
-        """Checks the free bytes of some hosts; makes room first, if that is necessary."""
+        """Checks the free bytes of some hosts, after removing leftovers if necessary."""
         if needed > self._free_bytes(hosts):
             for gang in self._islands.present():
                 own = [host.index for host in gang.hosts]
