@@ -1,13 +1,15 @@
-"""Decisions of training that goes on by itself: when state is copied, to where, and what is restored.
+"""Core of training that recovers from losses: when state is copied, where to, and what is restored.
 
-- `core.py` is the core, which decides about steps, and `phases.py` its phases. It owns `version_manager.py`,
-  which decides about versions and their copies (`versions.py`), `islands.py`, which decides which replicas
-  may run, and `loss_logs.py`. `recovery.py` decides what is restored, `disk_saves.py` what is saved to disk.
-- `placement.py` decides where copies go, and from where they are read.
-- `records.py` has the records that all of them share, `events.py` and `effects.py` what goes in and out.
+- `core.py`, to read first, decides about steps; `phases.py` has its phases. The core owns
+  `version_manager.py`, which decides about versions and their copies (`versions.py`), `islands.py`, which
+  chooses the replicas that run, and `loss_logs.py`. `recovery.py` chooses the version to restore,
+  `disk_saves.py` the versions to save.
+- `placement.py` chooses the hosts that keep copies, and the hosts that they are read from.
+- `records.py` has the records that all modules share, `events.py` the input and `effects.py` the output of
+  the core.
 
 A version is the state before a step. It is *committed* when all its copies are complete and the metrics of
-all steps before it were read, and only then is it ever restored. The same core runs in one process, over
+all steps before it were read; only committed versions are restored. The same core runs in one process, over
 hosts, and in random histories of tests. `snapshots` copies state on workers, `spares` has processes that
-replace lost ones. Imports `runtime.control`.
+replace lost workers. Imports `runtime.control`.
 """

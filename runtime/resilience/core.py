@@ -1,16 +1,15 @@
-"""Core of training that goes on by itself: when state is copied, and what is restored after a loss.
+"""State machine of training that recovers from losses: decides when to copy state and what to restore.
 
-Steps run (`StepsRunning`) until an island of theirs is lost. Then the core waits for it
-(`WaitingForIslands`), unless the others may go on without, has the last committed version restored
-(`RestoringState`), and steps run again from there. Where an island leaves, or is back as another replica,
-nothing is lost: steps are held at a boundary until the version of that boundary is committed (`StepsHeld`),
-so that none is run twice; the first version is committed in the same way before the first step. An island
-that leaves is released when others have all that it has; one that is lost before is lost like any other.
-`RunAbandoned` and `RunOver` are final.
+Steps run (`StepsRunning`) until one of their islands is lost. The core then waits for the island
+(`WaitingForIslands`), unless fewer replicas may run without it, restores the last committed version
+(`RestoringState`), and steps resume from there. When an island leaves or joins, nothing is lost: steps are
+held at a boundary until the version of that boundary is committed (`StepsHeld`), so that no step runs twice.
+The first version is committed in the same way, before the first step. A leaving island is released when other
+islands have all its blocks. `RunAbandoned` and `RunOver` are final.
 
-All state is here and in what the core owns: `VersionManager`, `TrainingIslands` and `LossLogs`. `handle`
-takes what was seen and the time, and returns what is to be done, in this order; nothing here waits, sends or
-reads a clock. Events that come too late, such as the completion of a copy that was dropped, change nothing.
+All state is in the core and in `VersionManager`, `TrainingIslands` and `LossLogs`, which it owns. `handle`
+takes an event and the time, and returns effects, in order; it does not wait, send or read a clock. Late
+events, such as the completion of a dropped copy, change nothing.
 """
 
 from __future__ import annotations
@@ -67,23 +66,23 @@ from pathways.runtime.resilience.version_manager import VersionManager
 from pathways.runtime.resilience.versions import StateVersion
 
 RETRY_SECONDS = 1.0
-"""Seconds from a copy, or a restore of whole copies, that failed to the next try."""
+"""Seconds from a failed copy, or a failed restore of complete copies, to the next attempt."""
 
 
 class ResilienceCore:
-    """Decides when state is copied, and what is restored after a loss.
+    """Decides when state is copied, and which version is restored after a loss.
 
     Args:
       topology: hosts and replicas.
-      policy: when state is copied, and what may go on without which islands.
-      stored: the versions that an earlier controller has left in the memory of hosts.
+      policy: rules for copies of the state, and for running with fewer replicas.
+      stored: the versions that an earlier controller left in the memory of hosts.
 
     Attributes:
-      attempt: how often steps were resumed; events of earlier attempts change nothing.
+      attempt: the number of times that steps were resumed; events of earlier attempts change nothing.
       table: the versions in the memory of hosts.
-      islands: the islands, and which of them have workers.
-      versions: the manager of the versions, and those on disk.
-      losses: how many losses were survived.
+      islands: the islands and the state of their workers.
+      versions: the manager of the versions in memory and on disk.
+      losses: the number of losses so far.
     """
 
     def __init__(
@@ -103,33 +102,33 @@ class ResilienceCore:
         self._logs = LossLogs()
         self._issued = 0
         for key, found in (stored or {}).items():
-            # Of versions that are dropped, too: no new one may have the name of one that hosts still have.
+            # Dropped versions count, too: hosts may still have them, so their names stay taken.
             self.attempt = max(self.attempt, key.attempt)
             if found.is_committed:
-                # The memory of hosts does not say what was on which device.
+                # Records in the memory of hosts do not name devices, so the topology has the placements.
                 self.table.add_stored(key, found, topology.holdings(found.replicas, key))
 
     @property
     def is_protected(self) -> bool:
-        """Whether steps run, and the loss of any one island with its memory leaves the last version whole."""
+        """Whether steps run, and the last version survives the loss of any one island with its memory."""
         return isinstance(self.phase, StepsRunning) and self.versions.is_protected()
 
     def start(self, now: float) -> list[ResilienceEffect]:
-        """Begins: goes on from the later of memory and disk, or with the state that the caller has."""
+        """Starts the run from the latest version in memory or on disk, otherwise from the caller's state."""
         self.versions.set_last(0, now)
         effects: list[ResilienceEffect] = [*self.table.drop_broken(self.islands.hosts), self.versions.keep()]
         if self.table.committed is None and self.versions.disk.last is None:
             return [*effects, HoldSteps(), *self._hold_first()]
-        # What happened before was no loss of this run.
+        # Losses before the start do not belong to this run.
         return [*effects, HoldSteps(), *self._go_on(now)]
 
     def handle(self, event: ResilienceEvent, now: float) -> list[ResilienceEffect]:
-        """Takes note of what was seen, and returns what is to be done, in this order."""
+        """Handles an event; returns the effects, in order."""
         if isinstance(self.phase, RunAbandoned | RunOver):
             return []
         effects = self._handle(event, now)
         if not effects and isinstance(event, BoundaryReached | MetricsRead | RecoveryTick):
-            # The many events of steps: no copy is made or lost.
+            # The most frequent events; they change no copies.
             return effects
         is_running = isinstance(self.phase, StepsRunning)
         return [*effects, *self.versions.report_protection()] if is_running else effects
@@ -161,12 +160,12 @@ class ResilienceCore:
             case WorkersReturned():
                 return self._return(event, now)
             case WorkersLeaving(island):
-                # Steps are held at the next boundary or tick: this may come in the middle of a step.
+                # A step may be in progress, so steps are held at the next boundary or tick.
                 self.islands.leave(island)
                 return []
             case StateInvalidated(why):
                 if not isinstance(self.phase, StepsRunning | StepsHeld):
-                    # A version is restored in any case.
+                    # Any recovery restores a version.
                     return []
                 self._logs.causes.append(why)
                 return [HoldSteps(), *self._recover(now)]
@@ -207,7 +206,7 @@ class ResilienceCore:
         key = VersionKey(boundary.step, self.attempt)
         if held := self._hold_for_leaving(now):
             return held
-        # After a copy that failed, the next one may, too.
+        # A copy failed, and the next one may fail like it.
         can_hold = self.table.has_room() and not self.versions.is_paused()
         if can_hold and self.islands.grows(self.replicas):
             return self._hold(key, now)
@@ -217,29 +216,29 @@ class ResilienceCore:
         return [TakeSnapshot(key)]
 
     def _hold_for_leaving(self, now: float) -> list[ResilienceEffect]:
-        """Holds the steps at the present boundary if an island leaves; nothing where that has to wait."""
-        # After a copy that failed, the next one may, too.
+        """Holds the steps at the present boundary if an island leaves, unless that has to wait."""
+        # A copy failed, and the next one may fail like it.
         if not (self.islands.leaving and isinstance(self.phase, StepsRunning)) or self.versions.is_paused():
             return []
-        # The state of this boundary has a version if that was restored, too.
+        # A restored state has a version at this boundary already.
         if (version := self.table.last_of_step(self._issued)) is not None:
-            # Of one that is lost in part, or of arrays that have moved since, the next boundary has another.
+            # If its blocks are lost or its arrays have moved since, the next boundary starts another version.
             used = self.islands.topology.hosts_of(self.islands.topology.islands(self.replicas))
             has_moved = not {*version.holdings} <= {*used}
             is_lost = has_moved or (version.is_committed and version.missing_at(self.islands.hosts))
             return [] if is_lost else self._hold(version.key, now)
         if self._issued == self.versions.last_step:
-            # It had one that was dropped, and that must not begin again.
+            # A version of this boundary was dropped, and must not start again.
             return []
-        # An island that leaves has little time: the version of this boundary gets the place of a pending one,
-        # and of one that is still being saved to disk, instead of waiting for them.
+        # A leaving island has little time: the version of this boundary replaces a pending version,
+        # and a version whose save to disk is in flight, instead of waiting for them.
         self.table.drop_pending()
         self.table.saving = None
         self.table.drop_old()
         return [self.versions.keep(), *self._hold(VersionKey(self._issued, self.attempt), now)]
 
     def _hold(self, key: VersionKey, now: float) -> list[ResilienceEffect]:
-        """Holds the steps until a version is committed, after which islands change."""
+        """Holds the steps until a version is committed; islands change after that."""
         self.phase = StepsHeld(key, is_first=False)
         version = self.table.versions.get(key)
         if version is None:
@@ -247,12 +246,12 @@ class ResilienceCore:
             return [HoldSteps(), TakeSnapshot(key)]
         if version.is_committed:
             return [HoldSteps(), *self._end_hold(now)]
-        # The copies of a pending version may be on islands that leave.
+        # The copies of a pending version may be on leaving islands.
         return [HoldSteps(), *self.versions.copy(version)]
 
     def _hold_first(self) -> list[ResilienceEffect]:
-        """Has the state copied that the run begins with."""
-        # With a key of its own: answers about a first version that was dropped must not count for this one.
+        """Holds the steps until the first state is copied."""
+        # A new key: replies about a dropped first version must not count for this one.
         self.attempt += 1
         key = VersionKey(0, self.attempt)
         self.phase = StepsHeld(key, is_first=True)
@@ -262,22 +261,22 @@ class ResilienceCore:
         if started.key.attempt != self.attempt or self.table.pending is not None:
             return []
         copies = self.table.start(started.key, started.holdings, self.replicas, self.islands)
-        # Without copies all of the state is where the shell is.
+        # Without copies, the shell itself has the whole state.
         return [MakeCopies(started.key, copies)] if copies else self._commit(now)
 
     def _commit(self, now: float) -> list[ResilienceEffect]:
-        """Commits the pending version, if it is complete, and ends the hold that waits for it."""
+        """Commits the pending version if it is complete, and ends a hold that waits for it."""
         effects = self.versions.commit(now)
         is_over = self.table.pending is None and self._is_hold_committed()
         return [*effects, *self._end_hold(now)] if is_over else effects
 
     def _is_hold_committed(self) -> bool:
-        """Returns whether steps are held for a version that is committed."""
+        """Returns whether steps are held for a version that is now committed."""
         held = self.table.versions.get(self.phase.key) if isinstance(self.phase, StepsHeld) else None
         return held is not None and held.is_committed
 
     def _end_hold(self, now: float) -> list[ResilienceEffect]:
-        """Goes on from the version that steps were held for, once islands that leave may be released."""
+        """Resumes from the version of the hold, once leaving islands may be released."""
         assert isinstance(self.phase, StepsHeld)
         key = self.phase.key
         if self.phase.is_first:
@@ -285,16 +284,16 @@ class ResilienceCore:
         effects: list[ResilienceEffect] = []
         if self.islands.leaving:
             version = self.table.versions[key]
-            # Copies that it lacks where no other island stays are not made.
+            # Copies that no other island could take are not made.
             if (copies := self.versions.copy(version)) or version.pending:
                 return copies
             if version.missing_at(self.islands.hosts):
-                # Its memory was lost meanwhile; the next boundary has another version.
+                # Its memory was lost meanwhile; the next boundary starts another version.
                 return [self._resume(key.step)]
             effects += self.versions.release_leaving(key, now)
         used = self.islands.topology.islands(self.replicas)
         if used <= self.islands.present and not self.islands.grows(self.replicas):
-            # What was to join is lost again, or no step runs on what has left.
+            # The joining replica was lost again, or no step uses the island that left.
             return [*effects, self._resume(key.step), *self.versions.protect()]
         return [*effects, *self._go_on(now)]
 
@@ -306,7 +305,7 @@ class ResilienceCore:
         copy = version.end_copy(failed.number)
         if isinstance(self.phase, WaitingForIslands):
             return self._go_on(now)
-        # The loss of a host explains the failure, so that another copy needs no pause.
+        # The loss of the host is the cause, so the next copy needs no pause.
         if is_orphan:
             return self.versions.protect()
         text = f"host {copy.source} cannot copy {version.key} to host {copy.target}: {failed.why}"
@@ -341,7 +340,7 @@ class ResilienceCore:
         return [Log(logging.WARNING, self._logs.causes.pop()), *logs, *effects]
 
     def _remove(self, island: int, now: float) -> list[ResilienceEffect]:
-        """Notes that an island has no workers; begins a recovery where steps need them."""
+        """Notes the loss of an island's workers; starts a recovery if steps need them."""
         if island not in self.islands.present:
             return self._go_on(now) if isinstance(self.phase, WaitingForIslands) else []
         self.table.cancel_copies(self.islands.lose(island, now))
@@ -351,22 +350,22 @@ class ResilienceCore:
         if isinstance(self.phase, RestoringState):
             used = self.phase.islands(self.islands.topology)
         if island not in used:
-            # What it was to keep for others, another one keeps. The pending version may be complete without
-            # the copies that became orphans.
+            # Reassigns its copies to another island. The pending version may be complete without the copies
+            # that became orphans.
             return [*self.versions.protect(), *self._commit(now)]
         return [HoldSteps(), *self._recover(now)]
 
     def _lose_memory(self, host: int, now: float) -> list[ResilienceEffect]:
         effects = self.versions.lose_memory(host)
-        # No version is pending while state is restored or islands are awaited, so `effects` is empty there.
+        # No version is pending in a restore or a wait for islands, so `effects` is empty there.
         match self.phase:
             case RestoringState(restore) if any(load.source == host for load in restore.loads):
                 return self._recover(now)
             case WaitingForIslands():
                 return self._go_on(now)
             case StepsHeld(key, is_first) if key not in self.table.versions:
-                # No step was issued, and the state can be copied again. Otherwise the next boundary holds
-                # steps again, for the reason that is still there.
+                # Before the first step the state can be copied again. Otherwise the next boundary holds steps
+                # again, for the same reason.
                 if is_first:
                     return [*effects, *self._hold_first()]
                 return [*effects, self._resume(key.step)]
@@ -384,16 +383,16 @@ class ResilienceCore:
         return [*effects, *self.islands.prepare_larger(self.replicas, now), *self.versions.protect()]
 
     def _recover(self, now: float, retry_at: float = 0.0) -> list[ResilienceEffect]:
-        """Drops what is not committed, and goes on from what is."""
+        """Discards uncommitted versions and resumes from the last committed one."""
         self.table.drop_pending()
         self.phase = WaitingForIslands(retry_at)
         return self._go_on(now)
 
     def _go_on(self, now: float) -> list[ResilienceEffect]:
-        """Has a version restored, or waits for islands, or gives up."""
+        """Restores a version, waits for islands, or gives up."""
         if isinstance(self.phase, WaitingForIslands) and now < self.phase.retry_at:
             return []
-        # The phase is another one at a boundary at which replicas change, see `_end_hold`.
+        # At a boundary where replicas change, the phase is `StepsHeld`, see `_end_hold`.
         retry_at = self.phase.retry_at if isinstance(self.phase, WaitingForIslands) else 0.0
         self.phase = WaitingForIslands(retry_at)
         match plan_recovery(self.table, self.islands, self.versions.disk, now):
@@ -456,12 +455,12 @@ class ResilienceCore:
         if failed.is_corrupt:
             assert phase.restore.key is not None
             self.table.versions[phase.restore.key].lose_copies((failed.source,))
-        # Without the corrupt copy the next plan differs; the same plan would only fail again at once.
+        # Without the corrupt copy the next plan differs. Otherwise the same plan would fail again at once.
         retry_at = 0.0 if failed.is_corrupt else now + RETRY_SECONDS
         return [Log(logging.WARNING, text), *self._recover(now, retry_at)]
 
     def _resume(self, step: int) -> ResumeSteps:
-        """Has steps issued after a step."""
+        """Resumes steps after a step."""
         self.phase = StepsRunning()
         return ResumeSteps(self.attempt, step, self.replicas)
 

@@ -1,4 +1,4 @@
-"""Versions on disk: which committed versions are saved, and which of them can be read."""
+"""Versions on disk: chooses the committed versions that are saved, and knows which can be read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathways.runtime.resilience.versions import StateVersion, VersionTable
 
 
 class DiskSaves:
-    """Versions on disk; decides which committed version is saved next.
+    """Versions on disk; chooses the committed version that is saved next.
 
     Args:
-      every: how many versions are committed for each that is saved; None for no disk.
+      every: the number of committed versions per saved version; None without a disk.
 
     Attributes:
       steps: the steps of the versions on disk.
@@ -21,7 +21,7 @@ class DiskSaves:
         self.steps = {*steps}
         self._every = every
         self._commits_since_save = 0
-        # Why the last save has failed; None after one that has not.
+        # The error of the last save; None if it succeeded.
         self._problem: str | None = None
 
     @property
@@ -30,14 +30,14 @@ class DiskSaves:
         return max(self.steps, default=None)
 
     def is_due(self, version: StateVersion, table: VersionTable) -> bool:
-        """Counts a version that was committed, and returns whether it is saved."""
+        """Counts a committed version, and returns whether to save it."""
         self._commits_since_save += 1
         if self._every is None or table.saving is not None or version.key.step == self.last:
             return False
         if self._commits_since_save >= self._every:
             self._commits_since_save = 0
         elif self.steps:
-            # Without one on disk, a loss of all memory would end the run.
+            # Without a version on disk, a loss of all memory would end the run.
             return False
         return True
 
@@ -47,11 +47,11 @@ class DiskSaves:
         self._problem = None
 
     def fail(self, why: str) -> None:
-        """Notes that a version was not saved."""
+        """Notes that a save failed."""
         self._problem = why
 
     def why_unrecoverable(self, table: VersionTable, hosts: Collection[int]) -> str:
-        """Returns the error of a state that is lost in part, without a version on disk.
+        """Returns the error message for a state with lost blocks and no version on disk.
 
         Args:
           hosts: the hosts whose memory counts.

@@ -1,4 +1,4 @@
-"""Effects of the core of resilience: what its shell is to do, in the order in which the core returns them."""
+"""Effects of the core of resilience, which its shell carries out in order."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathways.runtime.resilience.records import BlockCopy, BlockLoad, VersionKey
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Order to keep the state of this boundary until it is copied; answered by `SnapshotStarted` at once."""
+    """Order to hold the state of this boundary until it is copied; `SnapshotStarted` follows at once."""
 
     key: VersionKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MakeCopies:
-    """Order to copy a version to the memory of hosts; each is answered by `CopyCompleted` or `CopyFailed`.
+    """Order to copy a version to the memory of hosts; each copy ends with `CopyCompleted` or `CopyFailed`.
 
     Attributes:
       key: the version.
-      copies: the copies. One to the memory of its own host is of the state on its devices, as of
-        `TakeSnapshot`; one to another host is of the source's memory, once that is complete.
+      copies: the copies. A copy to the host's own memory reads the state of `TakeSnapshot` on its devices; a
+        copy to another host reads the source's memory, once the blocks are there.
     """
 
     key: VersionKey
@@ -47,21 +47,21 @@ class KeepVersions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HoldSteps:
-    """Order to issue no step until `ResumeSteps`; metrics of the steps in flight are still read."""
+    """Order to issue no steps until `ResumeSteps`; metrics of the steps in flight are still read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestoreState:
     """Order to drop the state and the steps in flight, rewind the source, and restore a version.
 
-    Answered by `HostRestored` of each host, or `RestoreFailed`.
+    Each host replies with `HostRestored` or `RestoreFailed`.
 
     Attributes:
-      attempt: a number that no earlier one has; answers carry it.
-      step: the step before which the state was.
-      key: the version in memory; None for that of this step on disk, where each host reads what it needs.
+      attempt: a new number, which replies repeat.
+      step: the step that follows the state.
+      key: the version in memory; None for the version of this step on disk, which all hosts read.
       replicas: the replicas that run from now on.
-      loads: what each reads from where.
+      loads: the blocks that each host reads, and their sources.
     """
 
     attempt: int
@@ -83,16 +83,16 @@ class ResumeSteps:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrepareReplicas:
-    """Order to load the step for these replicas beside the running one; answered by `ReplicasPrepared`."""
+    """Order to load the step for these replicas beside the running one; `ReplicasPrepared` follows."""
 
     replicas: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReleaseIsland:
-    """Order to free all arrays of an island that leaves, and to let its workers end: nothing needs them.
+    """Order to free all arrays of a leaving island, and to let its workers exit.
 
-    It counts as lost from here on, and `WorkersReturned` says when it has new workers.
+    The island counts as lost until `WorkersReturned`.
     """
 
     island: int
@@ -102,7 +102,7 @@ class ReleaseIsland:
 class SaveToDisk:
     """Order to save a committed version from the memory of hosts.
 
-    Answered by `DiskSaveCompleted` or `DiskSaveFailed`.
+    `DiskSaveCompleted` or `DiskSaveFailed` follows.
     """
 
     key: VersionKey
@@ -110,7 +110,7 @@ class SaveToDisk:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AbandonRun:
-    """Error for the user: nothing can be restored."""
+    """Error for the user: no version can be restored."""
 
     why: str
 

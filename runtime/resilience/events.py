@@ -1,4 +1,4 @@
-"""Events of the core of resilience: what its shell has seen."""
+"""Events of the core of resilience, which its shell reports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathways.runtime.resilience.records import Blocks, Holdings, VersionKey
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoundaryReached:
-    """All steps before this one were issued, and the state is not given to the next one yet.
+    """All steps before this one were issued, and no later step has the state yet.
 
     Attributes:
       attempt: the attempt of `ResumeSteps`.
-      step: how many steps were issued.
+      step: the number of issued steps.
     """
 
     attempt: int
@@ -23,7 +23,7 @@ class BoundaryReached:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotStarted:
-    """The state of `TakeSnapshot` is at hand; `holdings` says which host has what of it."""
+    """The snapshot was taken; `holdings` maps each host to its blocks."""
 
     key: VersionKey
     holdings: Holdings
@@ -31,10 +31,10 @@ class SnapshotStarted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CopyCompleted:
-    """A copy of `MakeCopies` is complete, and stays when the workers of its host are lost.
+    """A copy of `MakeCopies` is complete, and survives the workers of its host.
 
-    Each copy that is not dropped is answered, unless the workers of its target are lost, which report what
-    they have when they return.
+    Each copy ends with an event, unless it is dropped or the workers of its target are lost; new workers
+    report their blocks when they return.
     """
 
     number: int
@@ -42,7 +42,7 @@ class CopyCompleted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CopyFailed:
-    """A copy of `MakeCopies` cannot be made."""
+    """A copy of `MakeCopies` failed."""
 
     number: int
     why: str
@@ -50,17 +50,17 @@ class CopyFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetricsRead:
-    """The metrics of the first `count` steps were read, and need never be computed again."""
+    """The metrics of the first `count` steps were read, and are never computed again."""
 
     count: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IslandsUsed:
-    """Steps need these islands and no others, of a program without replicas; until this, all are needed.
+    """Steps of a program without replicas need these islands alone; until this event, they need all.
 
-    Comes before the loss of an island that it leaves out. An island that is added may be absent: steps that
-    need it wait for it, and lose nothing.
+    It precedes the loss of an island that it leaves out. An added island may be absent: steps wait for it,
+    and nothing is lost.
     """
 
     islands: frozenset[int]
@@ -68,7 +68,7 @@ class IslandsUsed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkersLost:
-    """The workers of an island are lost with the arrays of their devices; the memory of its hosts stays."""
+    """The workers of an island and the arrays of their devices are lost; the memory of its hosts stays."""
 
     island: int
     why: str
@@ -86,7 +86,7 @@ class WorkersReturned:
     """An island has new workers, which have no arrays.
 
     Attributes:
-      copies: the blocks of versions that its hosts have in their memory; None where that is as it was known.
+      copies: the blocks of versions in the memory of its hosts; None if they have not changed.
     """
 
     island: int
@@ -95,21 +95,21 @@ class WorkersReturned:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkersLeaving:
-    """The workers of an island got a request to end; until `ReleaseIsland` they go on, for a limited time."""
+    """The workers of an island have to exit; until `ReleaseIsland` they run on, for a limited time."""
 
     island: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IslandAbandoned:
-    """An island will have no workers again."""
+    """An island gets no workers again."""
 
     island: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostRestored:
-    """A host has all that it was to restore."""
+    """A host has restored its blocks."""
 
     attempt: int
     host: int
@@ -117,13 +117,13 @@ class HostRestored:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestoreFailed:
-    """A host cannot restore what it was to.
+    """A host cannot restore its blocks.
 
     Attributes:
       attempt: the attempt of `RestoreState`.
-      source: the host whose copy it was; None for a version on disk.
-      why: what is wrong.
-      is_corrupt: whether the copy cannot be read by any host.
+      source: the host with the copy; None for a version on disk.
+      why: the reason.
+      is_corrupt: whether no host can read the copy.
     """
 
     attempt: int
@@ -135,7 +135,7 @@ class RestoreFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StateInvalidated:
-    """The state, or metrics of it, cannot be used any more, although no island is lost.
+    """The state or its metrics cannot be used any more, although no island is lost.
 
     Attributes:
       why: the reason.
@@ -168,12 +168,12 @@ class ReplicasPrepared:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecoveryTick:
-    """Passage of time; sent a few times a second."""
+    """Time has passed; sent a few times a second."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunEnded:
-    """No more steps follow; `keeps` says whether the last version is to stay in memory."""
+    """No more steps follow; with `keeps`, the last version stays in memory."""
 
     keeps: bool
 

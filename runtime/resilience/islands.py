@@ -1,4 +1,4 @@
-"""Islands of a run of training: which have workers, and which replicas may run on them."""
+"""Islands of a training run: tracks their workers, and chooses the replicas that run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathways.runtime.resilience.records import RecoveryPolicy, ReplicaTopology
 
 
 class TrainingIslands:
-    """Islands of a run; decides which replicas may run now.
+    """Islands of a run; chooses the replicas that run.
 
     Attributes:
       topology: hosts and replicas.
@@ -24,7 +24,7 @@ class TrainingIslands:
         self._policy = policy
         self._absent_since: dict[int, float] = {}
         self._dead: set[int] = set()
-        # The replicas whose step is loaded ahead.
+        # The replicas that the step is loaded for, ahead of a change.
         self._prepared: tuple[int, ...] | None = None
 
     @property
@@ -39,7 +39,7 @@ class TrainingIslands:
 
     def use(self, islands: frozenset[int]) -> None:
         """Sets the islands of the only replica."""
-        # No replica is left out: the shell knows the islands of replicas.
+        # With several replicas, the topology has their islands.
         assert len(self.topology.replicas) == 1
         self.topology = dataclasses.replace(self.topology, replicas=(islands,))
 
@@ -58,7 +58,7 @@ class TrainingIslands:
         return self.topology.hosts_of(frozenset((island,)))
 
     def release_leaving(self, now: float) -> list[int]:
-        """Notes that the islands that leave are released, and returns them."""
+        """Notes that the leaving islands are released, and returns them."""
         leaving = sorted(self.leaving)
         self.leaving.clear()
         self.present -= {*leaving}
@@ -66,7 +66,7 @@ class TrainingIslands:
         return leaving
 
     def abandon(self, island: int) -> None:
-        """Notes that an island will have no workers again."""
+        """Notes that an island gets no workers again."""
         self._dead.add(island)
 
     def add(self, island: int) -> None:
@@ -77,11 +77,11 @@ class TrainingIslands:
         self._dead.discard(island)
 
     def set_prepared(self, replicas: tuple[int, ...] | None) -> None:
-        """Notes the replicas whose step is loaded; None for none."""
+        """Notes the replicas that the step is loaded for; None for none."""
         self._prepared = replicas
 
     def choose_replicas(self, now: float) -> tuple[int, ...] | None:
-        """Returns the replicas that may run now; None while islands are waited for."""
+        """Returns the replicas that can run now; None while lost islands may still return."""
         islands = self.topology.replicas
         able = [number for number, own in enumerate(islands) if own <= self.present]
         if len(able) == len(islands):
@@ -93,7 +93,7 @@ class TrainingIslands:
         return None if count is None else tuple(able[:count])
 
     def prepare_larger(self, running: tuple[int, ...], now: float) -> list[PrepareReplicas]:
-        """Has the step loaded for more replicas than run, if they may run."""
+        """Returns the order to load the step for more replicas, if more can run."""
         larger = self.choose_replicas(now)
         return [] if larger is None or len(larger) <= len(running) else [PrepareReplicas(larger)]
 
@@ -101,7 +101,7 @@ class TrainingIslands:
         return island in self._dead or now - self._absent_since[island] >= self._policy.patience
 
     def grows(self, running: tuple[int, ...]) -> bool:
-        """Returns whether more replicas than run may run now, and their step is loaded."""
+        """Returns whether more replicas can run, and the step is loaded for them."""
         prepared = self._prepared
         return (
             prepared is not None
@@ -110,7 +110,7 @@ class TrainingIslands:
         )
 
     def why_hopeless(self) -> str | None:
-        """Returns why no allowed number of replicas can ever run again; None if one can."""
+        """Returns the reason why no allowed number of replicas can ever run again; None if one can."""
         able = [own for own in self.topology.replicas if not own & self._dead]
         if len(able) >= self._policy.counts[0]:
             return None

@@ -1,4 +1,4 @@
-"""Logs of losses: warnings wait for the loss that explains them, and causes for their recovery."""
+"""Logs of losses: a warning waits for the loss that explains it, and a loss for its recovery."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class LossLogs:
         self._due_at = math.inf
 
     def delay(self, text: str, now: float) -> None:
-        """Logs a warning once a loss is noticed, or there was time for that."""
+        """Delays a warning until the next loss, or for some time."""
         self._delayed.append(Log(logging.WARNING, text))
         self._due_at = min(self._due_at, now + _DELAY_SECONDS)
 
     def take_delayed(self, now: float = math.inf) -> list[ResilienceEffect]:
-        """Returns the delayed logs, if they are due; by default at once."""
+        """Returns the delayed logs that are due; all by default."""
         if now < self._due_at:
             return []
         logs, self._delayed, self._due_at = self._delayed, [], math.inf
         return logs
 
     def report_restore(self, step: int, source: str, again: int, replicas: str) -> Log:
-        """Returns the log of a restore with its causes, which end with it.
+        """Returns the log of a restore with its causes, and clears them.
 
         Args:
           step: the step of the version.
           source: `disk` or `memory`.
-          again: the number of steps that are run again.
+          again: the number of steps that run again.
           replicas: text about the replicas that run.
         """
         count = "a step is" if again == 1 else f"{again} steps are"

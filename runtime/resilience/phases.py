@@ -1,4 +1,4 @@
-"""Phases of training that goes on by itself."""
+"""Phases of the core of resilience; `core.py` has the transitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StepsHeld:
 
     Attributes:
       key: the version.
-      is_first: whether it is the state that the run begins with, which need not be restored.
+      is_first: whether it is the first state of the run, which need not be restored.
     """
 
     key: VersionKey
@@ -28,10 +28,10 @@ class StepsHeld:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitingForIslands:
-    """Islands are lost, and steps wait for them.
+    """Steps wait for lost islands.
 
     Attributes:
-      retry_at: the time before which nothing is restored.
+      retry_at: the earliest time of the next restore.
     """
 
     retry_at: float
@@ -42,8 +42,8 @@ class RestoringState:
     """Hosts restore a version.
 
     Attributes:
-      restore: what they were sent.
-      pending: the hosts that have not answered.
+      restore: the order to the hosts.
+      pending: the hosts with a pending reply.
     """
 
     restore: RestoreState
@@ -51,7 +51,7 @@ class RestoringState:
 
     def islands(self, topology: ReplicaTopology) -> frozenset[int]:
         """Returns the islands that the restore needs."""
-        # Islands on which no replica runs are needed, too, while others read copies from them. So are
+        # So are islands without a running replica, while other islands read copies from them, and
         # islands with a pending reply, although no step uses them.
         hosts = {*(load.source for load in self.restore.loads), *self.pending}
         return topology.islands(self.restore.replicas) | {topology.hosts[host].island for host in hosts}

@@ -1,4 +1,4 @@
-"""Places of copies: on which hosts a version is kept, and from which hosts it is read."""
+"""Placement of copies: the hosts that keep a version, and the hosts that it is read from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Transfer = tuple[int, int]
 
 
 def place_own_copies(holdings: Holdings, hosts: Mapping[int, HostPlace]) -> dict[int, Blocks]:
-    """Returns the blocks that each host copies to its own memory: one host of each island that has a block.
+    """Returns the blocks that each host copies to its own memory: of each block one copy per island.
 
     Hosts of one island are lost together, so a second copy on them protects nothing.
     """
@@ -29,18 +29,17 @@ def place_own_copies(holdings: Holdings, hosts: Mapping[int, HostPlace]) -> dict
 def place_buddy_copies(
     copies: Holdings, present: Collection[int], hosts: Mapping[int, HostPlace], leaving: Collection[int] = ()
 ) -> dict[Transfer, Blocks]:
-    """Returns the copies that have to be added so that no block is on one island, or on islands that leave.
+    """Returns the copies to add so that each block is on two islands, not counting islands that leave.
 
     Args:
-      copies: the blocks that each present host has in its memory, or is about to have.
+      copies: the blocks in the memory of each present host, including copies in flight.
       present: the hosts that have workers.
-      leaving: the hosts whose islands leave, which are given copies only where no other island stays.
+      leaving: the hosts of leaving islands, which get copies only if no other island stays.
 
     Returns:
-      The blocks of each transfer. Nothing of a block that no present host has, or for which there is no
-      second island.
+      The blocks of each transfer, except blocks without a present host or without a second island.
     """
-    # Those that stay come first: they are the first choice of a source, too.
+    # Staying hosts come first, because they are also the preferred sources.
     staying = sorted(set(present) - set(leaving))
     owners: dict[str, list[int]] = collections.defaultdict(list)
     for host in (*staying, *sorted(set(present) & set(leaving))):
@@ -61,9 +60,9 @@ def place_buddy_copies(
 
 
 def _buddy(host: int, present: Collection[int], hosts: Mapping[int, HostPlace]) -> int | None:
-    """Returns the host that keeps copies for another one: the same place in the next island.
+    """Returns the buddy, which keeps copies for a host: the host at the same place in the next island.
 
-    An island on other machines is preferred. The next one in a ring, so that each has as much to keep.
+    Islands form a ring, so that each has as much to keep; an island on other machines is preferred.
     """
     own = hosts[host]
     islands: dict[int, list[int]] = collections.defaultdict(list)
@@ -72,7 +71,7 @@ def _buddy(host: int, present: Collection[int], hosts: Mapping[int, HostPlace]) 
             islands[hosts[other].island].append(other)
     if not islands:
         return None
-    # Of all islands, not only the present ones, so that the order of the ring never changes.
+    # All islands, also absent ones, so that the order of the ring never changes.
     count = max(place.island for place in hosts.values()) + 1
 
     def rank(island: int) -> tuple[bool, int]:
@@ -88,12 +87,12 @@ def _buddy(host: int, present: Collection[int], hosts: Mapping[int, HostPlace]) 
 def plan_loads(
     needs: Holdings, copies: Holdings, hosts: Mapping[int, HostPlace]
 ) -> dict[Transfer, Blocks] | None:
-    """Returns the blocks that hosts read, by source and target host; None if a block is on no host.
+    """Returns the blocks that hosts read, by source and target host; None if no host has a block.
 
-    Own memory comes first, then that of the own island.
+    A host prefers its own memory, then the memory of its island.
 
     Args:
-      needs: the blocks that each host is to have.
+      needs: the blocks that each host needs.
       copies: the blocks in the memory of each host that has workers.
     """
     loads: dict[Transfer, set[str]] = collections.defaultdict(set)

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 Blocks = frozenset[str]
-"""Names of blocks of the state. A block is what hosts have whole or not at all: the same name on two hosts
-means the same bytes."""
+"""Names of blocks of the state. A host has a block entirely or not at all; the same name on two hosts means
+the same bytes."""
 
 Holdings = Mapping[int, Blocks]
 """The blocks that each host has on its devices, by the numbers of hosts."""
@@ -19,7 +19,7 @@ class HostPlace:
 
     Attributes:
       island: the number of its island, whose hosts are lost together.
-      machine: the name of its machine, whose memory is lost at once.
+      machine: the name of its machine, whose hosts lose their memory together.
     """
 
     island: int
@@ -31,10 +31,10 @@ class ReplicaTopology:
     """Hosts, and the replicas that run on them.
 
     Attributes:
-      hosts: where each host is, by its number.
-      replicas: the islands of each replica; one of all islands where the program has none.
-      holdings: returns what each host has of a version when these replicas run, in terms of its blocks, which
-        are small enough for each such set of replicas.
+      hosts: the place of each host, by its number.
+      replicas: the islands of each replica; a program without replicas counts as one on all islands.
+      holdings: a function from running replicas and a version to the blocks of each host; no block is split
+        for any choice of replicas.
     """
 
     hosts: Mapping[int, HostPlace]
@@ -52,14 +52,14 @@ class ReplicaTopology:
 
 @dataclasses.dataclass(frozen=True)
 class RecoveryPolicy:
-    """Rules of when state is copied, and what may go on without which islands.
+    """Rules for copies of the state, and for running with fewer replicas.
 
     Attributes:
       every_steps: steps from one version to the next; None where time decides.
       every_seconds: seconds from one version to the next; None where steps decide.
-      counts: the numbers of replicas that may run, ascending; the last is all.
-      patience: seconds that an island may take to return before the others go on without it.
-      disk_every: how many versions are committed for each that is saved to disk; None without a disk.
+      counts: the numbers of replicas that may run, ascending; the last one is the number of all replicas.
+      patience: seconds that an island may take to return before fewer replicas run without it.
+      disk_every: the number of committed versions per version that is saved to disk; None without a disk.
     """
 
     every_steps: int | None = None
@@ -74,9 +74,8 @@ class VersionKey:
     """Name of a version of the state.
 
     Attributes:
-      step: how many steps were run before it.
-      attempt: how often training was resumed before it; versions of earlier attempts at the same step are
-        others.
+      step: the number of steps before it.
+      attempt: the number of times that steps were resumed before it, which tells versions of one step apart.
     """
 
     step: int
@@ -88,12 +87,12 @@ class VersionKey:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A copy to be made of blocks of a version.
+    """Copy of blocks of a version to the memory of a host.
 
     Attributes:
       number: a number that no other copy has.
       source: the host that has the blocks.
-      target: the host that is to have it in its memory; the same one for its own.
+      target: the host that gets the copy in its memory; the source itself for a copy of its devices.
     """
 
     number: int
@@ -107,7 +106,7 @@ class BlockLoad:
     """Blocks that a host restores to its devices.
 
     Attributes:
-      source: the host that has them in its memory.
+      source: the host with the blocks in its memory.
     """
 
     host: int
@@ -117,11 +116,12 @@ class BlockLoad:
 
 @dataclasses.dataclass(frozen=True)
 class StoredVersion:
-    """A version that is left in the memory of hosts by an earlier controller.
+    """Version that an earlier controller left in the memory of hosts.
 
     Attributes:
-      blocks: the blocks that each host has.
-      is_committed: whether any host has it as committed. All copies were complete then.
+      blocks: the blocks on each host.
+      is_committed: whether a host has the record that it is committed, that is, that all copies were
+        complete.
       replicas: the replicas that ran.
     """
 

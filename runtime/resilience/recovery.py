@@ -1,4 +1,4 @@
-"""Recovery of a run after a loss: which version is restored, for which replicas."""
+"""Plan of a recovery: the version to restore, and the replicas that run then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathways.runtime.resilience.versions import StateVersion, VersionTable
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Version to restore, and the replicas that run then.
+    """Version to restore and replicas to run.
 
     Attributes:
       version: the version in the memory of hosts; None for one on disk.
@@ -25,7 +25,7 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True)
 class Unrecoverable:
-    """Loss from which the run cannot be restored, and why."""
+    """Loss that the run cannot recover from, with the reason."""
 
     why: str
 
@@ -33,16 +33,16 @@ class Unrecoverable:
 def plan_recovery(
     table: VersionTable, islands: TrainingIslands, disk: DiskSaves, now: float
 ) -> Recovery | Unrecoverable | None:
-    """Returns from which version a run resumes; None while islands or copies are waited for."""
-    # Counts what absent hosts have, too: waiting for the newest version repeats fewer steps than an older
-    # one that is whole now.
+    """Returns the version that a run resumes from; None while it waits for islands or copies."""
+    # Blocks of absent hosts count, too: waiting for the newest version repeats fewer steps than restoring
+    # an older version that is complete now.
     hosts = islands.hosts_that_return()
     version = table.newest_whole(hosts)
     if version is None and table.may_be_whole(hosts):
-        # A host will say whether it has it, or is lost.
+        # The host will report the copy, or is lost.
         return None
     if version is None and disk.last is None:
-        # The first version may be on its way to disk.
+        # The first save to disk may be in flight.
         return None if table.saving is not None else Unrecoverable(disk.why_unrecoverable(table, hosts))
     replicas = islands.choose_replicas(now)
     if replicas is None:
@@ -51,5 +51,5 @@ def plan_recovery(
     if disk.last is not None and (version is None or version.key.step < disk.last):
         return Recovery(None, disk.last, replicas)
     assert version is not None
-    # Hosts that have it will return.
+    # Absent hosts with the missing blocks will return.
     return None if version.missing_at(islands.hosts) else Recovery(version, version.key.step, replicas)

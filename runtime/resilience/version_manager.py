@@ -1,4 +1,4 @@
-"""Versions in the memory of hosts: when one is due, which copies it gets, and when it is committed."""
+"""Manager of versions in memory: decides when one is due, where it is copied, and when it is committed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pathways.runtime.resilience.versions import StateVersion, VersionTable
 
 
 class VersionManager:
-    """Versions in the memory of hosts; decides about their copies, while the core decides about steps.
+    """Manager of the versions in the memory of hosts; the core decides about steps.
 
     Attributes:
       table: the versions.
       disk: the versions on disk.
       metrics_read: the number of steps whose metrics were read.
-      committed_at: when the last version was committed; None before that.
+      committed_at: the time of the last commit; None before the first.
       last_step: the step of the last version that was started or restored.
-      copy_again_at: when to try a copy again that has failed; infinite if none has.
+      copy_again_at: the time to repeat a failed copy; infinite without one.
     """
 
     def __init__(self, policy: RecoveryPolicy, islands: TrainingIslands, disk_steps: Collection[int]) -> None:
@@ -46,12 +46,12 @@ class VersionManager:
         self._was_protected = False
 
     def is_protected(self) -> bool:
-        """Returns whether the loss of any one island with its memory leaves the last version whole."""
+        """Returns whether the last version survives the loss of any one island with its memory."""
         version = self.table.committed
         return version is not None and version.is_doubled(self._islands.hosts, self._islands.topology.hosts)
 
     def report_protection(self) -> list[ResilienceEffect]:
-        """Returns a log if the state has become protected, or is not any more."""
+        """Returns a log if the state has become protected, or has ceased to be."""
         if self._was_protected == self.is_protected():
             return []
         self._was_protected = not self._was_protected
@@ -64,7 +64,7 @@ class VersionManager:
         if not self.table.has_room() or key in self.table.versions:
             return False
         committed, step = self.table.committed, key.step
-        # Where the last version is lost in part, nothing but the next one helps.
+        # If blocks of the last version are lost, only a next version protects the state.
         if committed is None or committed.missing_at(self._islands.hosts):
             return True
         if step == self.last_step:
@@ -74,27 +74,27 @@ class VersionManager:
         return now - self._last_time >= (self._policy.every_seconds or 0.0)
 
     def set_last(self, step: int, now: float) -> None:
-        """Sets the step of the last version, from which the next one is counted."""
+        """Sets the step of the last version, from which the distance to the next one counts."""
         self.last_step, self._last_time = step, now
 
     def is_paused(self) -> bool:
-        """Returns whether a copy has failed, after which the next one may fail, too."""
+        """Returns whether copies pause after a failure."""
         return self.copy_again_at < math.inf
 
     def copy(self, version: StateVersion) -> list[ResilienceEffect]:
-        """Has the copies made that a version lacks."""
+        """Returns the order to make the missing copies of a version."""
         copies = self.table.add_buddies(version, self._islands)
         return [MakeCopies(version.key, copies)] if copies else []
 
     def protect(self) -> list[ResilienceEffect]:
-        """Has copies made again that were lost, of all versions."""
+        """Returns the orders to replace lost copies of all versions."""
         self.copy_again_at = math.inf
         return [effect for version in self.table.versions.values() for effect in self.copy(version)]
 
     def commit(self, now: float) -> list[ResilienceEffect]:
-        """Commits the pending version, if it is complete and no step before it has to run again."""
+        """Commits the pending version, if it is complete and the metrics of all steps before it were read."""
         version = self.table.pending
-        # A restore skips the steps before its version: metrics of them that were not read would be lost.
+        # A restore skips the steps before its version, and would lose their unread metrics.
         if version is None or version.pending or self.metrics_read < version.key.step:
             return []
         version.is_committed = True
@@ -108,15 +108,15 @@ class VersionManager:
         return effects
 
     def end_save(self, key: VersionKey) -> list[ResilienceEffect]:
-        """Notes that a version is not being saved to disk any more."""
+        """Notes the end of a save to disk."""
         if self.table.saving == key:
             self.table.saving = None
         return [self.keep()] if self.table.drop_old() else []
 
     def lose_memory(self, host: int) -> list[ResilienceEffect]:
-        """Notes that what a host has in its memory is lost."""
+        """Notes that the memory of a host is lost."""
         pending = self.table.pending
-        # The state of a pending version is given to the next step already, and cannot be copied again.
+        # The next step already has the state of a pending version, so it cannot be copied again.
         is_dropped = pending is not None and pending.involves((host,)) and self.table.drop_pending()
         for version in self.table.versions.values():
             version.lose_copies((host,))
@@ -126,7 +126,7 @@ class VersionManager:
     def return_memory(
         self, hosts: Collection[int], copies: Mapping[int, Mapping[VersionKey, Blocks]] | None
     ) -> None:
-        """Notes what hosts have in their memory that have returned; None for what they had before."""
+        """Notes the blocks in the memory of returned hosts; None if they have not changed."""
         for host in hosts:
             for key, version in self.table.versions.items():
                 before = version.copies.get(host, frozenset())
@@ -134,7 +134,7 @@ class VersionManager:
                 version.set_copies(host, own)
 
     def release_leaving(self, key: VersionKey, now: float) -> list[ResilienceEffect]:
-        """Releases the islands that leave, once a version has all their blocks."""
+        """Releases the leaving islands once other islands have all blocks of a version."""
         leaving = self._islands.release_leaving(now)
         self.table.cancel_copies(self._islands.topology.hosts_of(frozenset(leaving)))
         names, verb = ", ".join(f"island{island}" for island in leaving), "leave" if leaving[1:] else "leaves"
@@ -142,20 +142,20 @@ class VersionManager:
         return [Log(logging.WARNING, text), *map(ReleaseIsland, leaving)]
 
     def go_back(self, key: VersionKey | None, step: int) -> None:
-        """Drops the versions after the one that is restored; its key is None on disk."""
+        """Drops the versions after the restored one, whose key is None if it is on disk."""
         self.table.drop_pending()
-        # Versions after the restored one are of steps that run again.
+        # Steps after the restored version run again and start new versions.
         self.table.drop_after(key)
         self.table.drop_old()
-        # Nothing before it is run again, by whichever controller it was run.
+        # Steps before it never run again, whichever controller ran them.
         self.metrics_read = max(self.metrics_read, step)
 
     def end(self, *, keeps: bool) -> None:
-        """Drops all versions, but the last committed one if the run keeps it."""
+        """Drops all versions, except the last committed one if the run keeps it."""
         last = self.table.committed
         self.table.drop_pending()
         self.table.drop_after(last.key if keeps and last is not None else None)
 
     def keep(self) -> KeepVersions:
-        """Returns the effect by which hosts drop all versions that are not in the table."""
+        """Returns the order to drop all versions outside of the table."""
         return KeepVersions(self._islands.hosts, tuple(sorted(self.table.versions)))

@@ -1,4 +1,4 @@
-"""Records of versions of the state, and of the copies that hosts have."""
+"""Table of the versions of the state, and of their copies on hosts."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MAX_NAMED = 4
 
 
 class StateVersion:
-    """A version of the state.
+    """Version of the state.
 
     Args:
       key: its name.
-      holdings: the blocks that each host had on its devices.
+      holdings: the blocks on the devices of each host.
       replicas: the replicas that ran.
 
     Attributes:
       copies: the blocks in the memory of each host.
-      pending: the copies that are being made, by their numbers.
-      orphans: the copies that were being made when their source or target was lost, and may be complete.
+      pending: the copies in flight, by their numbers.
+      orphans: the copies whose source or target was lost while they were in flight; they may be complete.
       is_committed: whether it may be restored.
     """
 
@@ -52,11 +52,11 @@ class StateVersion:
         self.is_committed = False
 
     def copies_at(self, hosts: Collection[int]) -> dict[int, Blocks]:
-        """Returns the blocks that some hosts have in their memory."""
+        """Returns the blocks in the memory of some hosts."""
         return {host: blocks for host, blocks in self.copies.items() if host in hosts}
 
     def planned_at(self, hosts: Collection[int]) -> dict[int, Blocks]:
-        """Returns the blocks that some hosts have in their memory, or will have when all copies are made."""
+        """Returns the blocks in the memory of some hosts, including copies in flight."""
         planned = self.copies_at(hosts)
         for copy in (*self.pending.values(), *self.orphans.values()):
             if copy.target in hosts:
@@ -64,11 +64,11 @@ class StateVersion:
         return planned
 
     def missing_at(self, hosts: Collection[int]) -> Blocks:
-        """Returns the blocks that none of some hosts has in its memory."""
+        """Returns the blocks that no host of some has in its memory."""
         return self.blocks.difference(*self.copies_at(hosts).values())
 
     def is_doubled(self, hosts: Collection[int], places: Mapping[int, HostPlace]) -> bool:
-        """Returns whether some hosts have all blocks without those of any one island."""
+        """Returns whether some hosts have all blocks, whichever one island is lost."""
         there = self.copies_at(hosts)
         islands = {places[host].island for host in there}
         return not self.blocks or (
@@ -85,25 +85,25 @@ class StateVersion:
         self.copies[copy.target] = self.copies.get(copy.target, _NO_BLOCKS) | copy.blocks
 
     def end_copy(self, number: int) -> BlockCopy:
-        """Notes that a copy is not being made any more, and returns it."""
+        """Notes the end of a copy, and returns it."""
         return self.orphans.pop(number) if number in self.orphans else self.pending.pop(number)
 
     def involves(self, hosts: Collection[int]) -> bool:
-        """Returns whether copies of some hosts are complete, or are being made of or for them."""
+        """Returns whether some hosts have blocks of the version, or take part in copies in flight."""
         hosts_of_copies = {host for copy in self.pending.values() for host in (copy.source, copy.target)}
         return not hosts_of_copies.union(self.copies).isdisjoint(hosts)
 
     def lose_copies(self, hosts: Collection[int]) -> None:
-        """Notes that what hosts have in their memory is lost."""
+        """Notes that the memory of some hosts is lost."""
         for host in hosts:
             self.copies.pop(host, None)
-        # Not the copies from these hosts, which may be complete on their targets: see `cancel_copies`.
+        # Copies from these hosts may be complete on their targets: see `cancel_copies`.
         self.pending = _not_to(self.pending, hosts)
         self.orphans = _not_to(self.orphans, hosts)
 
     def set_copies(self, host: int, blocks: Blocks) -> None:
-        """Notes what a host has in its memory that has returned."""
-        # Also ends copies to it that were in flight when it was lost: no answer to those follows.
+        """Notes the blocks in the memory of a returned host."""
+        # Also ends copies to it that were in flight when it was lost, which end without an event.
         self.lose_copies((host,))
         if blocks:
             self.copies[host] = blocks
@@ -115,7 +115,7 @@ class StateVersion:
         self.pending = {number: copy for number, copy in self.pending.items() if number not in lost}
 
     def name_missing(self, hosts: Collection[int]) -> str:
-        """Returns the names of blocks that none of some hosts has; empty if there are none."""
+        """Returns text that names the blocks that no host of some has; empty if there are none."""
         missing = sorted(self.missing_at(hosts))
         more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         return ", ".join(missing[:_MAX_NAMED]) + more
@@ -123,7 +123,7 @@ class StateVersion:
     def plan_restore(
         self, replicas: tuple[int, ...], hosts: Collection[int], topology: ReplicaTopology
     ) -> tuple[BlockLoad, ...]:
-        """Returns what each host reads from where, so that some replicas run from a version that is whole."""
+        """Returns the blocks that each host reads, with their sources, to run some replicas."""
         needs = self.holdings if self.replicas == replicas else topology.holdings(replicas, self.key)
         planned = plan_loads(needs, self.copies_at(hosts), topology.hosts)
         assert planned is not None, "a version that is whole has all blocks"
@@ -135,11 +135,12 @@ def _not_to(copies: Mapping[int, BlockCopy], hosts: Collection[int]) -> dict[int
 
 
 class VersionTable:
-    """All versions that hosts have in their memory: two at most.
+    """Table of the versions in the memory of hosts, at most two.
 
     Attributes:
       versions: the versions, by their names.
-      saving: the version that is being saved to disk from memory, and stays until it is; None for none.
+      saving: the version with a save to disk in flight, which stays until the end of the save; None without
+        one.
     """
 
     def __init__(self) -> None:
@@ -149,12 +150,12 @@ class VersionTable:
 
     @property
     def pending(self) -> StateVersion | None:
-        """The version that is not committed yet."""
+        """The version that is not yet committed; None without one."""
         return next((version for version in self.versions.values() if not version.is_committed), None)
 
     @property
     def committed(self) -> StateVersion | None:
-        """The last version that was committed."""
+        """The last committed version; None before the first."""
         return max(
             (version for version in self.versions.values() if version.is_committed),
             key=lambda version: version.key,
@@ -162,16 +163,16 @@ class VersionTable:
         )
 
     def has_room(self) -> bool:
-        """Returns whether another version may begin."""
+        """Returns whether another version may start."""
         return self.pending is None and len(self.versions) < 2
 
     def last_of_step(self, step: int) -> StateVersion | None:
-        """Returns the last version of a step; it has several after restores."""
+        """Returns the last version of a step, which has several after restores."""
         own = [version for version in self.versions.values() if version.key.step == step]
         return max(own, key=lambda version: version.key, default=None)
 
     def newest_whole(self, hosts: Collection[int]) -> StateVersion | None:
-        """Returns the last committed version that some hosts have entirely."""
+        """Returns the last committed version that is complete on some hosts."""
         whole = [
             version
             for version in self.versions.values()
@@ -180,7 +181,7 @@ class VersionTable:
         return max(whole, key=lambda version: version.key, default=None)
 
     def may_be_whole(self, hosts: Collection[int]) -> bool:
-        """Returns whether a copy in flight to some hosts may be the last one of some blocks."""
+        """Returns whether copies in flight to some hosts may complete a version."""
         return any(
             copy.target in hosts
             for version in self.versions.values()
@@ -189,20 +190,20 @@ class VersionTable:
 
     def add_stored(self, key: VersionKey, stored: StoredVersion, holdings: Holdings) -> None:
         """Adds a committed version of an earlier controller, whose replicas have `holdings`."""
-        # Not only the blocks that were found: one that no host has any more must count as missing.
+        # All blocks of the state, so that a block without a host counts as missing.
         version = self.versions[key] = StateVersion(key, holdings, stored.replicas)
         version.copies = dict(stored.blocks)
         version.is_committed = True
 
     def drop_broken(self, hosts: Collection[int]) -> list[Log]:
-        """Drops versions of an earlier controller that have blocks which no host has."""
+        """Drops versions of an earlier controller with blocks that no host has."""
         broken = {
             key: missing for key, version in self.versions.items() if (missing := version.name_missing(hosts))
         }
         for key in broken:
             del self.versions[key]
         whole = self.committed
-        # Of what is older than the version that is used, hosts that were lost may have left a part.
+        # Lost hosts may have left blocks of older versions.
         return [
             Log(logging.WARNING, f"{key} in memory is not used: no host has {missing}")
             for key, missing in broken.items()
@@ -212,7 +213,7 @@ class VersionTable:
     def start(
         self, key: VersionKey, holdings: Holdings, replicas: tuple[int, ...], islands: TrainingIslands
     ) -> tuple[BlockCopy, ...]:
-        """Starts a version of the state, and returns its copies."""
+        """Starts a version of the state; returns the copies to make."""
         version = self.versions[key] = StateVersion(key, holdings, replicas)
         own = place_own_copies(holdings, islands.topology.hosts)
         copies = self._new_copies({(host, host): blocks for host, blocks in own.items()})
@@ -220,7 +221,7 @@ class VersionTable:
         return (*copies, *self.add_buddies(version, islands)) if copies else ()
 
     def add_buddies(self, version: StateVersion, islands: TrainingIslands) -> tuple[BlockCopy, ...]:
-        """Returns the copies that a version lacks, which are pending from now on."""
+        """Returns the missing copies of a version, which are pending from now on."""
         places, leaving = islands.topology.hosts, islands.topology.hosts_of(frozenset(islands.leaving))
         transfers = place_buddy_copies(version.planned_at(islands.hosts), islands.hosts, places, leaving)
         copies = self._new_copies(transfers)
@@ -233,30 +234,30 @@ class VersionTable:
             version.cancel_copies(hosts)
 
     def _new_copies(self, transfers: Mapping[tuple[int, int], Blocks]) -> tuple[BlockCopy, ...]:
-        """Returns copies for transfers, which have numbers of their own."""
+        """Returns copies for transfers, with new numbers."""
         return tuple(
             BlockCopy(next(self._numbers), source, target, blocks)
             for (source, target), blocks in transfers.items()
         )
 
     def of_copy(self, number: int) -> StateVersion | None:
-        """Returns the version of a copy that is being made; None where it is not any more."""
+        """Returns the version of a copy in flight; None if the copy was dropped."""
         versions = self.versions.values()
         return next((v for v in versions if number in v.pending or number in v.orphans), None)
 
     def drop_pending(self) -> bool:
-        """Drops the version that is not committed; returns whether there was one."""
+        """Drops the pending version; returns whether there was one."""
         pending = self.pending
         if pending is not None:
             del self.versions[pending.key]
         return pending is not None
 
     def drop_after(self, key: VersionKey | None) -> None:
-        """Drops all versions but one that is restored, and those before it; all where it is None."""
+        """Keeps the versions up to `key`, drops the rest; all if None."""
         self.versions = {other: v for other, v in self.versions.items() if key is not None and other <= key}
 
     def drop_old(self) -> bool:
-        """Drops what the last committed version replaces; returns whether there was any."""
+        """Drops versions that the last committed one replaces; returns whether there were any."""
         last = self.committed
         old = [
             key

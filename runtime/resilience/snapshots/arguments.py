@@ -1,6 +1,6 @@
-"""Types of the arguments of functions that clients call to keep snapshots on workers.
+"""Types and checks of the arguments of snapshot functions, which other processes call on workers.
 
-They come from other processes, so workers check them: none becomes a path, and none ends the worker.
+A checked argument cannot name another path or end the worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Position = _Count
 HostAddress = Annotated[
     str, Meta(pattern=r"\A[0-9a-fA-F.:]{2,45}:[0-9]{1,5}\Z", description="an IP address and a port")
 ]
-# Without halves of surrogate pairs, which no message has.
+# Without lone surrogates, which messages cannot have.
 BlockName = Annotated[
     str, Meta(pattern=r"\A[^\ud800-\udfff]+\Z", max_length=1 << 14, description="the name of a block")
 ]
@@ -40,10 +40,10 @@ Rows = list[Annotated[tuple[_Count, _Count], Meta(description="a first row, and 
 
 
 def checker(function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Returns what checks the named arguments of a function by its annotations, and converts them.
+    """Returns a function that checks and converts the named arguments of `function` by its annotations.
 
     Raises:
-      MessageError: an argument is not valid; says which and what is expected.
+      MessageError: an argument is not valid; the message names it and the expected type.
     """
     kinds = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()

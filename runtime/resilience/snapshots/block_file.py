@@ -1,6 +1,6 @@
-"""Files of blocks: data first, then a table of what is where, with checksums, then where that is.
+"""Files of blocks: data, then a table of the blocks with checksums, then the length of the table.
 
-The table comes last, so that a file may be written, and sent to another host, while it is made:
+The table comes last, so that a file can be sent to another host while it is written:
 
     data of the blocks, each at a multiple of 64 bytes | table (JSON) | its length and checksum, `PWBLOCKS`
 """
@@ -21,7 +21,7 @@ import numpy as np
 from pathways.runtime.resilience.snapshots.block_record import StateBlock
 
 ALIGNMENT = 64
-"""Blocks begin at multiples of so many bytes, as XLA wants arrays to."""
+"""Alignment of blocks in bytes, which XLA needs to use arrays without a copy."""
 
 _MAGIC = b"PWBLOCKS"
 _END = struct.Struct("<QI8s")
@@ -29,11 +29,11 @@ _CHUNK_BYTES = 16 << 20
 _WORD = np.dtype(np.uint64)
 _SUMMED_WORDS = 1 << 13
 _BYTES_PER_RECORD = 512
-"""More than what a record of the table takes, but for the name of its block."""
+"""Upper bound on the bytes of a record of the table, without the name of its block."""
 
 
 class SnapshotError(OSError):
-    """A snapshot that cannot be written or read; says which, and what to do."""
+    """Error of a snapshot that cannot be written or read; the message names it and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _BlockRecord:
 
 
 def file_bytes(blocks: Collection[StateBlock]) -> int:
-    """Returns how many bytes a file of blocks takes at most."""
+    """Returns the max number of bytes of a file of blocks."""
     data = sum(_aligned(block.data.nbytes) for block in blocks)
     # JSON escapes a character to at most 6 bytes.
     return data + sum(_BYTES_PER_RECORD + 6 * len(block.name) for block in blocks) + _END.size
@@ -67,12 +67,12 @@ def write_blocks(file: int, blocks: Iterable[StateBlock]) -> None:
     records: list[_BlockRecord] = []
     offset = 0
     for block in blocks:
-        # Waits for an array that is not computed yet.
+        # Waits for a pending array.
         array = np.asarray(block.data)
         dtype = array.dtype
         if dtype.hasobject or dtype.names is not None:
             raise TypeError(f"block {block.name} has elements of type {dtype}, which no file has")
-        # In native byte order: the name of a dtype, which the table has, does not include the order.
+        # In native byte order, because the names of dtypes in the table do not include the order.
         data = np.ascontiguousarray(array.astype(dtype.newbyteorder("="), copy=False))
         view = memoryview(data.reshape(-1).view(np.uint8))
         _write(file, view)
@@ -87,15 +87,15 @@ def write_blocks(file: int, blocks: Iterable[StateBlock]) -> None:
 
 
 def read_blocks(file: int, where: str, names: Collection[str] | None = None) -> dict[str, StateBlock]:
-    """Returns blocks of a file by their names; their data is that of the file, and is not copied.
+    """Returns blocks of a file by their names; their data is mapped from the file, not copied.
 
     Args:
       file: its file descriptor, which may be closed afterwards.
-      where: what the file is called in messages.
-      names: the blocks that are wanted, whose checksums are compared; all by default.
+      where: the name of the file in messages.
+      names: the blocks to read, whose checksums are verified; all by default.
 
     Raises:
-      SnapshotError: the file is not complete, or not as it was written, or does not have a block.
+      SnapshotError: the file is incomplete or corrupt, or lacks a block.
     """
     content, records = _table(file, where)
     found: dict[str, StateBlock] = {}
@@ -111,10 +111,10 @@ def block_names(file: int, where: str) -> tuple[str, ...]:
 
     Args:
       file: its file descriptor.
-      where: what the file is called in messages.
+      where: the name of the file in messages.
 
     Raises:
-      SnapshotError: the file is not complete, or its table is not as it was written.
+      SnapshotError: the file is incomplete, or its table is corrupt.
     """
     return tuple(_table(file, where)[1])
 
@@ -123,7 +123,7 @@ def _table(file: int, where: str) -> tuple[memoryview, dict[str, _BlockRecord]]:
     """Returns the content of a file without its table, and the table by the names of blocks.
 
     Raises:
-      SnapshotError: the table is not as it was written.
+      SnapshotError: the table is corrupt.
     """
     size = os.fstat(file).st_size
     if size < _END.size:
@@ -151,7 +151,7 @@ def _read_block(content: memoryview, record: _BlockRecord, where: str) -> StateB
 
 
 def _checksum(data: memoryview) -> int:
-    """Returns a checksum: the CRC of the sums of words of each piece, ten times as fast as that of all."""
+    """Returns the CRC of the sums of words of each piece, ten times as fast as a CRC of all bytes."""
     size = len(data) // _WORD.itemsize * _WORD.itemsize
     words = np.frombuffer(data[:size], _WORD)
     sums = np.add.reduceat(words, np.arange(0, len(words), _SUMMED_WORDS)) if size else words

@@ -1,8 +1,8 @@
 """Versions of the state in the memory of a host: a folder of files in tmpfs.
 
-A file is complete when it has its name: it is written under another one, and renamed. A version is committed
-when its folder has a file that says so, with what another controller has to know to go on from it. What is
-under other names was left by a process that ended, and is removed by the next one.
+A file is written under a temporary name and renamed when it is complete. A version is committed when its
+folder has a record, from which another controller can resume. Files with temporary names are leftovers of a
+process that exited, and the next process removes them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WRITTEN = ".tmp"
 
 
 class SnapshotInUseError(SnapshotError):
-    """A folder of snapshots that another process has, which may be about to exit."""
+    """Error of a folder of snapshots that another process has locked, which may be about to exit."""
 
 
 def default_snapshot_folder() -> Path:
@@ -64,10 +64,10 @@ def default_snapshot_folder() -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class StoredCopies:
-    """Copies of a version that a host has.
+    """Copies of a version on a host.
 
     Attributes:
-      is_committed: whether the version is recorded as committed.
+      is_committed: whether the host has a record that the version is committed.
     """
 
     numbers: frozenset[int]
@@ -75,15 +75,15 @@ class StoredCopies:
 
 
 class HostSnapshots:
-    """Versions in the memory of a host; one process at a time has them.
+    """Versions in the memory of a host, whose folder one process at a time has locked.
 
     Args:
       folder: the folder of all snapshots of the user (`HostOptions.snapshot_folder`).
-      cluster: the name of the cluster, which tells it from others of the user.
+      cluster: the name of the cluster, unique among the clusters of the user.
 
     Raises:
-      SnapshotError: the folder is a link, or others may enter it; or another process has it.
-      ValueError: the name of the cluster is no name of a folder.
+      SnapshotError: the folder is a link, other users may enter it, or another process has locked it.
+      ValueError: the name of the cluster is not valid as the name of a folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], cluster: str, host: int) -> None:
@@ -109,7 +109,7 @@ class HostSnapshots:
         self.close()
 
     def close(self) -> None:
-        """Lets another process have the versions, which stay."""
+        """Unlocks the folder for another process; the versions stay."""
         with self._guard:
             if self._folder >= 0:
                 os.close(self._lock)
@@ -121,7 +121,7 @@ class HostSnapshots:
 
         Args:
           key: the version.
-          copy: the number of the copy, which no other copy of the version has.
+          copy: the number of the copy, unique in the version.
 
         Raises:
           SnapshotError: there is no space.
@@ -130,16 +130,16 @@ class HostSnapshots:
         self._write_file(key, copy, file_bytes(blocks), lambda file: write_blocks(file, blocks))
 
     def receive(self, key: VersionKey, copy: int, count: int, chunks: Iterator[bytes | memoryview]) -> None:
-        """Writes a file that another host has, all or nothing.
+        """Writes a copy that another host sends, all or nothing.
 
         Args:
           key: the version.
-          copy: the number of the copy, which no other copy of the version has.
+          copy: the number of the copy, unique in the version.
           count: the size of the file.
           chunks: its content, in pieces.
 
         Raises:
-          SnapshotError: there is no space; or it is not complete, or not as it was written.
+          SnapshotError: there is no space, or the content is incomplete or corrupt.
         """
 
         def write(file: int) -> None:
@@ -156,24 +156,24 @@ class HostSnapshots:
         self._write_file(key, copy, count, write)
 
     def open_copy(self, key: VersionKey, copy: int) -> int:
-        """Returns a file descriptor of a copy, to be sent to another one and closed.
+        """Returns a file descriptor of a copy, which the caller sends to another host and closes.
 
         Raises:
-          SnapshotError: there is no such copy.
+          SnapshotError: the copy does not exist.
         """
         with self._open_version(key, copy) as version:
             return self._open_file(version, key, copy)
 
     def read(self, key: VersionKey, copy: int, names: Collection[str] | None = None) -> dict[str, StateBlock]:
-        """Returns blocks of a copy by their names; their data is not copied, and must not be changed.
+        """Returns blocks of a copy by their names; their data is mapped, and must not be changed.
 
         Args:
           key: the version.
-          copy: the number of the copy, which no other copy of the version has.
-          names: the blocks that are wanted; all by default.
+          copy: the number of the copy, unique in the version.
+          names: the blocks to read; all by default.
 
         Raises:
-          SnapshotError: there is no such copy, or it is corrupt.
+          SnapshotError: the copy does not exist, or is corrupt.
         """
         file = self.open_copy(key, copy)
         try:
@@ -201,10 +201,10 @@ class HostSnapshots:
 
         Args:
           key: the version.
-          record: what another controller has to know to go on from it.
+          record: the record from which another controller can resume.
 
         Raises:
-          SnapshotError: there is no such version.
+          SnapshotError: the version does not exist.
         """
         with self._open_version(key, None) as version:
             replace_file(_COMMITTED, record, version)
@@ -213,7 +213,7 @@ class HostSnapshots:
         """Returns the record of a committed version.
 
         Raises:
-          SnapshotError: there is no such version, or it is not committed.
+          SnapshotError: the version does not exist, or is not committed.
         """
         with self._open_version(key, None) as version:
             if (record := read_file(version, _COMMITTED)) is None:
@@ -229,7 +229,7 @@ class HostSnapshots:
         """Returns the names of the blocks of a copy.
 
         Raises:
-          SnapshotError: there is no such copy, or its table of blocks is corrupt.
+          SnapshotError: the copy does not exist, or its table of blocks is corrupt.
         """
         file = self.open_copy(key, copy)
         try:
@@ -238,34 +238,34 @@ class HostSnapshots:
             os.close(file)
 
     def keep(self, keys: Container[VersionKey]) -> None:
-        """Removes all other versions. Blocks of them that were read stay as long as they are used."""
+        """Removes all other versions. Blocks of them that were read stay mapped while they are in use."""
         with self._guard:
             for name, key in self._version_folders():
                 if key not in keys:
                     remove_files(self._folder, name)
 
     def remove(self) -> None:
-        """Removes all versions and the folder; nothing may be written any more."""
+        """Removes all versions and the folder; later writes are errors."""
         with self._guard:
             above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
             try:
                 remove_files(above, self.path.name)
             finally:
                 os.close(above)
-        # Of the cluster, the last host removes it.
+        # The last host of the cluster removes the folder of the cluster.
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
         self.close()
 
     def space(self) -> tuple[int, int]:
-        """Returns the number of the file system, and the bytes there that versions may take in all."""
+        """Returns the number of the file system, and the bytes that versions may take there."""
         with self._guard:
             return os.fstat(self._folder).st_dev, self._free_bytes() + self._used_bytes()
 
     # Files.
 
     def _write_file(self, key: VersionKey, copy: int, count: int, write: Callable[[int], None]) -> None:
-        # Locked only while the folder is opened: during the write, which may be long, `keep` may remove it.
+        # Locked only while the folder is opened: `keep` may remove it during the write, which may be long.
         with self._guard:
             version = open_folder(Path(_name(key)), self._folder)
         name = f"copy{copy}.blocks"
@@ -274,8 +274,8 @@ class HostSnapshots:
         try:
             file = os.open(written, CREATE_FILE, 0o600, dir_fd=version)
             try:
-                # Fails before anything is copied, and no other file takes the space meanwhile. Before `write`
-                # waits for arrays, so that steps wait for the copy alone.
+                # Reserve the space, to fail before the copy starts. This precedes the wait of `write` for
+                # arrays, so that steps wait for the copy alone.
                 os.posix_fallocate(file, 0, max(count, 1))
                 write(file)
                 # `count` is an upper bound, and readers find the table from the end of the file.
@@ -290,7 +290,7 @@ class HostSnapshots:
             finally:
                 os.close(file)
             with self._guard:
-                # An earlier controller may have given the number to a copy of other blocks.
+                # An earlier controller may have used the number for a copy of other blocks.
                 while name in (files := names_in(version)):
                     last = max(int(m[1]) for file in files if (m := _BLOCKS.fullmatch(file)))
                     name = f"copy{last + 1}.blocks"
@@ -336,7 +336,7 @@ class HostSnapshots:
         return sorted((name, VersionKey(int(m[1]), int(m[2]))) for name, m in names if m is not None)
 
     def _remove_unfinished(self) -> None:
-        """Removes what a process has not completed that had this folder."""
+        """Removes the incomplete files of the previous process with this folder."""
         for file in names_in(self._folder):
             if file.endswith(_WRITTEN):
                 os.unlink(file, dir_fd=self._folder)
@@ -365,8 +365,8 @@ def open_folder(path: Path, within: int | None = None, *, create: bool = True) -
     """Opens a private folder, see `open_private_folder`.
 
     Raises:
-      SnapshotError: it is a link, or other users have access, or it cannot be created.
-      FileNotFoundError: it is missing, and not to be created.
+      SnapshotError: the folder is a link, other users have access, or it cannot be created.
+      FileNotFoundError: the folder is missing and `create` is false.
     """
     try:
         return open_private_folder(path, within, create=create)
@@ -381,17 +381,17 @@ def open_folder(path: Path, within: int | None = None, *, create: bool = True) -
 
 
 def _open_locked(name: Path, within: int, path: Path) -> tuple[int, int]:
-    """Opens the folder of a host, and locks it; returns both file descriptors.
+    """Opens and locks the folder of a host; returns both file descriptors.
 
     Raises:
-      SnapshotError: another process has it.
+      SnapshotError: another process has the lock.
     """
     while True:
         folder = open_folder(name, within)
         lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who removes a leftover has locked it, too, and may just have removed this one.
+            # Removal of a leftover also locks it, and may just have removed this folder.
             if os.stat(name, dir_fd=within).st_ino == os.fstat(folder).st_ino:
                 return folder, lock
         except BlockingIOError:

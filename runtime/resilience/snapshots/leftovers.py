@@ -1,4 +1,4 @@
-"""Snapshots that dead processes have left, which take memory until they are removed."""
+"""Search and removal of snapshots of dead processes, which take memory until they are removed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SnapshotLeftover:
 
     Attributes:
       host: the name of its folder.
-      count: how many bytes they take.
-      seconds: the time since they were changed.
-      owner: the name of its last controller, where it has left that.
+      count: their size in bytes.
+      seconds: the time since their last change.
+      owner: the name of its last controller, if recorded.
     """
 
     cluster: str
@@ -36,10 +36,10 @@ class SnapshotLeftover:
 
 
 def find_leftovers(folder: str | os.PathLike[str]) -> list[SnapshotLeftover]:
-    """Returns the snapshots in a folder that no process has. A controller may still go on from them.
+    """Returns the snapshots that no process has locked; a controller may still resume from them.
 
     Raises:
-      SnapshotError: the folder is a link, or others may enter it.
+      SnapshotError: the folder is a link, or other users may enter it.
     """
     found = []
     for cluster, host, lock, opened in _unused(Path(folder)):
@@ -58,14 +58,14 @@ def remove_leftovers(
     seconds: float,
     is_over: Callable[[SnapshotLeftover], bool] = lambda leftover: False,
 ) -> list[SnapshotLeftover]:
-    """Removes snapshots that no process has and that are of no use any more; returns them.
+    """Removes useless snapshots that no process has locked, and returns them.
 
-    A process that begins to use one at the same time keeps it, or finds it empty.
+    A process that opens one at the same time keeps it, or finds it empty.
 
     Args:
       folder: the folder of all snapshots of the user.
-      seconds: the time after which those are of no use that were not changed.
-      is_over: returns whether some will never be used again.
+      seconds: the age from which unchanged snapshots are useless.
+      is_over: a function that returns whether snapshots can never be used again.
     """
     old = {
         (one.cluster, one.host): one
@@ -86,14 +86,14 @@ def remove_leftovers(
             removed.append(leftover)
         os.close(lock)
     for cluster in {leftover.cluster for leftover in removed}:
-        # Other hosts may have theirs in it.
+        # Other hosts may have snapshots in it.
         with contextlib.suppress(OSError):
             Path(folder, cluster).rmdir()
     return removed
 
 
 def _unused(folder: Path) -> Iterator[tuple[str, str, int, int]]:
-    """Yields the cluster, the name, the lock and the folder of each host that no process has."""
+    """Yields the cluster, the name, the lock and the folder of each host without a process."""
     with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
         upper = open_folder(folder, create=False)
         opened.callback(os.close, upper)

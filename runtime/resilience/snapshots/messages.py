@@ -1,4 +1,4 @@
-"""Messages between workers that send each other copies of snapshots."""
+"""Messages between workers that read blocks of snapshots from each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathways.runtime.hosts.protocol.frames import decoded
 from pathways.runtime.hosts.protocol.messages import Handshake, Message
 
 SNAPSHOTS = "snapshots"
-"""Name of the connection on which a worker reads snapshot blocks of another."""
+"""Name of the connection on which a worker reads snapshot blocks of another worker."""
 
 
 class RequestBlocks(Message, frozen=True):
@@ -45,18 +45,18 @@ _from_source: msgspec.msgpack.Decoder[FromSource] = msgspec.msgpack.Decoder(From
 
 
 def decode_for_source(body: bytes | bytearray) -> ToSource:
-    """Decodes a message to a worker that has copies.
+    """Decodes a message to a worker with copies.
 
     Raises:
-      MessageError: the bytes are no such message.
+      MessageError: the bytes are not such a message.
     """
     return decoded(_to_source, body)
 
 
 def decode_from_source(body: bytes | bytearray) -> FromSource:
-    """Decodes a message of a worker that has copies.
+    """Decodes a message from a worker with copies.
 
     Raises:
-      MessageError: the bytes are no such message.
+      MessageError: the bytes are not such a message.
     """
     return decoded(_from_source, body)

@@ -1,4 +1,4 @@
-"""Names of training runs, which are those of their folders."""
+"""Names of training runs and of their folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN_PATTERN = rf"run-{_PROCESS}-{_TOKEN}"
 _KEPT = "kept-"
 
 RUN_PATTERN = rf"\A(?:{_OWN_PATTERN}|{_KEPT}{_TOKEN})\Z"
-"""Names as controllers give them. No other process can guess the 128 bits of the token."""
+"""Pattern of names by controllers. No other process can guess the 128 bits of the token."""
 
 _OWN = re.compile(rf"\A{_OWN_PATTERN}\Z")
 _OF_CLIENT = re.compile(rf"\Aclient-{_PROCESS}-([0-9]{{1,10}})-{_TOKEN}\Z")
@@ -33,38 +33,38 @@ def run_name(token: str) -> str:
 
 
 def kept_run_name(token: str) -> str:
-    """Returns the name of a run with which another process goes on when this one was killed."""
+    """Returns the name of a run that another process can resume after a kill of this one."""
     return f"{_KEPT}{token}"
 
 
 def is_kept(name: str) -> bool:
-    """Returns whether another process may go on with a run."""
+    """Returns whether another process can resume a run."""
     return name.startswith(_KEPT)
 
 
 def client_run_name(service: str, client: int, run: str) -> str:
-    """Returns the name of the folder of a client's run: a client cannot name that of another one.
+    """Returns the name of the folder of a client's run; no client can name the folder of another.
 
     Args:
-      service: `this_process` of the service, whose process decides how long the run may last.
+      service: `this_process` of the service, which the run does not outlive.
     """
     return f"client-{service}-{client}-{run[-32:]}"
 
 
 def client_of(name: str, service: str) -> int | None:
-    """Returns the number of the client whose run has a folder; None if it is of no client of the service."""
+    """Returns the number of the client with a folder; None if it is not of a client of the service."""
     match = _OF_CLIENT.fullmatch(name)
     return int(match[3]) if match is not None and f"{match[1]}-{match[2]}" == service else None
 
 
 def is_over(name: str) -> bool:
-    """Returns whether the process that a run depends on was one of this machine, and has exited."""
+    """Returns whether a run depends on a process of this machine that has exited."""
     match = _OWN.fullmatch(name) or _OF_CLIENT.fullmatch(name)
     return match is not None and has_exited(f"{match[1]}-{match[2]}")
 
 
 def has_exited(process: str) -> bool:
-    """Returns whether a process was one of this machine, and has exited; see `this_process`."""
+    """Returns whether a process of this machine has exited; see `this_process`."""
     machine, _, pid = process.partition("-")
     return machine == this_machine() and not Path("/proc", pid).exists()
 
@@ -72,11 +72,11 @@ def has_exited(process: str) -> bool:
 def remove_client_runs(
     folder: str | os.PathLike[str], service: str, has_ended: Callable[[int], bool]
 ) -> None:
-    """Removes what lost workers have left of the runs of clients.
+    """Removes the runs of disconnected clients that lost workers left.
 
     Args:
       service: see `client_run_name`.
-      has_ended: returns whether the client of a number has disconnected.
+      has_ended: a function that returns whether a client has disconnected.
     """
 
     def is_of_ended_client(name: str) -> bool:
@@ -84,7 +84,7 @@ def remove_client_runs(
         return client is not None and has_ended(client)
 
     remove_leftovers(folder, math.inf, lambda one: is_of_ended_client(one.cluster))
-    # A worker that was killed while it removed the last files may have left an empty folder.
+    # A worker may have been killed between the removal of the files and of the folder.
     for path in [*Path(folder).iterdir()]:
         if is_of_ended_client(path.name):
             with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def remove_client_runs(
 
 
 def remove_all_client_runs(options: HostOptions) -> None:
-    """Removes the runs of all clients of a service of this process, where workers were on this machine."""
+    """Removes the runs of all clients of this process's service from workers on this machine."""
     folder = options.snapshot_folder or default_snapshot_folder()
     with contextlib.suppress(OSError):
         remove_client_runs(folder, this_process(), lambda client: True)

@@ -1,6 +1,6 @@
 """Streams of snapshot blocks between workers, over authenticated connections.
 
-The worker that needs blocks connects to a worker that has them, and reads a file of blocks.
+A worker that needs blocks connects to a worker with copies, and reads a file of blocks.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pathways.runtime.resilience.snapshots.messages import (
 )
 
 _CHUNKS_A_SECOND = 16
-"""Minimum number of chunks per second at a limited rate: streams share it, and readers must not time out."""
+"""Min number of chunks per second at a limited rate, which streams share, so that readers do not time out."""
 
 OpenBlocks = Callable[[str, VersionKey, Collection[str]], int]
 """Function that returns a file descriptor with blocks of a version of a run; raises `SnapshotError`."""
 
 
 class StreamError(OSError):
-    """Error of blocks that another host did not send.
+    """Error of blocks from another host.
 
     Args:
       text: the message.
-      is_corrupt: whether that host cannot read the blocks itself.
+      is_corrupt: whether the other host cannot read the blocks itself.
     """
 
     def __init__(self, text: str, *, is_corrupt: bool = False) -> None:
@@ -55,8 +55,8 @@ class SnapshotStreams:
     Args:
       probes: its connections to other workers.
       heartbeat: timeout of each send and receive, in seconds.
-      open_blocks: opens the blocks that another worker requests.
-      rate: limit on the bytes per second that are sent, by all streams together; None for no limit.
+      open_blocks: a function that opens the blocks in a request.
+      rate: limit on the bytes per second of all streams together; None for no limit.
     """
 
     def __init__(self, probes: Probes, heartbeat: float, open_blocks: OpenBlocks, rate: float | None) -> None:
@@ -73,7 +73,7 @@ class SnapshotStreams:
     def read(
         self, host: int, address: str, run: str, key: VersionKey, blocks: Collection[str]
     ) -> Iterator[tuple[int, Iterator[memoryview]]]:
-        """Requests blocks of another host; yields the size of a file with them, and its content in pieces.
+        """Requests blocks of another host; yields the size of their file, and its content in pieces.
 
         Args:
           host: the number of the other host.
@@ -81,7 +81,7 @@ class SnapshotStreams:
           key: the version.
 
         Raises:
-          StreamError: the other host does not have the blocks, or does not answer.
+          StreamError: the other host does not have the blocks, or does not reply.
         """
         try:
             connection = self._probes.connect(host, address, SNAPSHOTS, decode_from_source)
@@ -101,7 +101,7 @@ class SnapshotStreams:
             raise StreamError(f"host {host} does not send them: {error}") from None
 
     def _serve(self, connection: Connection[Any]) -> None:
-        """Answers the requests of another worker until it disconnects."""
+        """Serves the requests of another worker until it disconnects."""
         connection.read_with(decode_for_source)
         with contextlib.suppress(ConnectionEnded, MessageError), contextlib.closing(connection):
             connection.set_timeout(self._heartbeat)
@@ -124,7 +124,7 @@ class SnapshotStreams:
         size, rate = os.fstat(file).st_size, self._rate
         connection.send(BlocksFound(size))
         limit = CHUNK if rate is None else max(1, min(CHUNK, int(rate / _CHUNKS_A_SECOND)))
-        # Not copied: complete files are never changed.
+        # Sent without a copy, since complete files never change.
         content = memoryview(mmap.mmap(file, size, prot=mmap.PROT_READ))
         for sent in range(0, size, limit):
             chunk = content[sent : sent + limit]
@@ -133,7 +133,7 @@ class SnapshotStreams:
                 self._wait_after(len(chunk) / rate)
 
     def _wait_after(self, seconds: float) -> None:
-        """Waits until the next chunk may be sent, of any stream, after one that takes some seconds."""
+        """Waits until a stream may send its next chunk, which takes some seconds at the limited rate."""
         with self._pacing:
             self._due = max(self._due, time.monotonic()) + seconds
             due = self._due
@@ -141,7 +141,7 @@ class SnapshotStreams:
 
 
 def _chunks(connection: Connection[Any], count: int) -> Iterator[memoryview]:
-    """Yields the bytes of a file as they arrive; each chunk overwrites the memory of the one before."""
+    """Yields the bytes of a file as they arrive; each chunk overwrites the memory of the previous one."""
     buffer = bytearray(CHUNK)
     sizes: list[int] = []
 

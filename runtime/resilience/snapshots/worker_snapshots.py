@@ -1,10 +1,10 @@
-"""Versions of the training state in the memory of this host: called by `compiler.resilience.host_store`.
+"""Functions of workers for versions of the training state; `compiler.resilience.host_store` calls them.
 
-Each training run has a folder of its own there. `write` is ordered among steps, so that the arrays may be
-donated right after it; `receive` and `fetch` read blocks of other hosts.
+Each training run has a folder. `write` is ordered among steps, so that the next step may donate the arrays;
+`receive` and `fetch` read blocks of other hosts.
 
 Clients of a service reach their own runs only: the name of a folder has the number of the client, which the
-service gives it. What a client names itself is checked, see `protocol.snapshot_arguments`.
+service assigns. Arguments of clients are checked, see `arguments.py`.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ from pathways.runtime.resources.threads import start_thread
 from pathways.runtime.xla import pjrt
 
 SNAPSHOT_FAILURE = "snapshot"
-"""`CallFailure.kind` of snapshots that a host cannot write, read or receive."""
+"""`CallFailure.kind` of errors to write, read or receive snapshots."""
 
 _EXIT_SECONDS = 20.0
-"""Time that the process of an earlier worker of this host may take to exit, after it was killed."""
+"""Time that the process of an earlier worker of this host may take to exit after a kill."""
 
 _OLD_SECONDS = 86400.0
-"""Age at which snapshots are removed from which a controller may go on, or if this machine cannot tell."""
+"""Age at which snapshots are removed that a controller might still resume from."""
 
 Bounds = tuple[tuple[int, int], ...]
 """The first row of a shard, and the one after the last, in each dimension."""
@@ -79,7 +79,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass
 class _SnapshotRun:
-    """Training run.
+    """Training run on this host.
 
     Attributes:
       snapshots: its versions on this host.
@@ -99,7 +99,7 @@ class _SnapshotRun:
         return {name: number for number in numbers for name in self.snapshots.names(key, number)}
 
     def report(self) -> list[tuple[int, int, list[str]]]:
-        """Returns the step, the attempt and the names of the blocks of each version that can be read."""
+        """Returns the step, the attempt and the names of the blocks of each readable version."""
         found = []
         for key in self.snapshots.versions():
             with contextlib.suppress(SnapshotError):
@@ -120,7 +120,7 @@ class _SnapshotRun:
 
 
 class _NewerVersions:
-    """Set of versions: some, and all that were begun after `newest`; all of them if that is None."""
+    """Set of versions: given ones and all after `newest`; all versions if that is None."""
 
     def __init__(self, keys: Collection[VersionKey], newest: VersionKey | None) -> None:
         self._keys = frozenset(keys)
@@ -134,10 +134,10 @@ class _NewerVersions:
 
 @dataclasses.dataclass(frozen=True)
 class _SnapshotMemory:
-    """Memory of this host for snapshots, as configured by the starter of the worker.
+    """Memory of this host for snapshots, as configured at the start of the worker.
 
     Attributes:
-      owner: the process that has started the cluster.
+      owner: the process that started the cluster.
       streams: the streams from and to other workers.
     """
 
@@ -148,14 +148,14 @@ class _SnapshotMemory:
 
 _memory: _SnapshotMemory | None = None
 _runs: dict[str, _SnapshotRun] = {}
-# Clients of a service that have disconnected: calls of them may still run.
+# Disconnected clients of a service, whose calls may still run.
 _released: set[int] = set()
 _guard = threading.Lock()
-"""Held while a run is opened for a client, or all of a client are removed."""
+"""Lock that is held while a run of a client is opened, or all runs of a client are removed."""
 
 
 def serve_snapshots(worker: Worker) -> None:
-    """Makes a worker exchange snapshots with others, and remove those of clients that have left."""
+    """Sets up a worker to exchange snapshots with others, and to remove the runs of disconnected clients."""
     global _memory
     config = worker.config
     folder = config.snapshot_folder
@@ -169,17 +169,17 @@ def serve_snapshots(worker: Worker) -> None:
 
 
 def release_client(client: int) -> None:
-    """Removes all runs of a client of a service that has disconnected."""
+    """Removes all runs of a disconnected client of a service."""
     with _guard:
         _released.add(client)
         names = [name for name in _runs if client_of(name, _served().owner) == client]
         runs = [_runs.pop(name) for name in names]
-    # In a thread, because this delays steps.
+    # In a thread, because the removal would delay steps.
     start_thread(functools.partial(_remove, runs, lambda other: other == client), "snapshots")
 
 
 def _keep_clients(message: KeepClients) -> None:
-    """Removes what an earlier worker of this host has left of other clients of the service."""
+    """Removes the runs of disconnected clients of the service that an earlier worker of this host left."""
     start_thread(functools.partial(_remove, (), lambda client: client not in message.clients), "snapshots")
 
 
@@ -206,7 +206,7 @@ def _for_clients[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _recorded[F: Callable[..., Any]](row: str, name: str) -> Callable[[F], F]:
-    """Has calls of a function recorded as spans of a trace, with the named arguments in their names."""
+    """Wraps a function so that traces show its calls as spans; formats `name` with the named arguments."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -251,7 +251,7 @@ def open_run(*, run: RunName) -> dict[str, Any]:
 
 @_for_clients
 def read_records(*, run: RunName) -> list[tuple[int, int, str]]:
-    """Returns the step, the attempt and the record of each version that is committed."""
+    """Returns the step, the attempt and the record of each committed version."""
     own = _run(run).snapshots
     committed = [key for key, stored in own.versions().items() if stored.is_committed]
     return [(key.step, key.attempt, own.record(key).decode(errors="replace")) for key in committed]
@@ -259,9 +259,9 @@ def read_records(*, run: RunName) -> list[tuple[int, int, str]]:
 
 @_for_clients
 def free_memory(*, run: RunName) -> dict[str, int]:
-    """Removes runs that killed controllers have left; returns the bytes that versions may take.
+    """Removes the runs of killed controllers; returns the bytes that versions may take.
 
-    Not for clients of a service, which have nothing to do with them.
+    Not for clients of a service, which may not remove such runs.
     """
     own = _run(run)
     if not context().client:
@@ -304,7 +304,7 @@ def write(
 
 @dataclasses.dataclass(frozen=True)
 class _ShardBlock:
-    """A block of a shard, which may not be computed yet: NumPy reads it when it is written."""
+    """Block of a shard, which may be pending: NumPy reads it when it is written."""
 
     shard: jax.Array
     rows: Bounds
@@ -322,7 +322,7 @@ def _block(arrays: Sequence[Any], n: int, shard: int, name: str, rows: Rows, wit
     """Returns the data of a block.
 
     Raises:
-      SnapshotError: there is no such shard, or it has no such rows.
+      SnapshotError: the shard does not exist, or lacks these rows.
     """
     shards = arrays[n].addressable_shards if n < len(arrays) else ()
     if shard >= len(shards):
@@ -356,7 +356,7 @@ def receive(
 
     Args:
       key: the version.
-      address: the address of its `Probes`; a process there that is no worker of the cluster is refused.
+      address: the address of its `Probes`; a process there that is not a worker of the cluster is refused.
     """
     version, own = VersionKey(*key), _run(run)
     with _served().streams.read(host, address, own.name, version, blocks) as (count, chunks):
@@ -375,14 +375,14 @@ def receive(
 def fetch(
     *, run: RunName, key: Version, host: HostNumber, address: HostAddress, blocks: list[BlockName]
 ) -> dict[str, Any]:
-    """Reads blocks of another host, for a `read` that follows in the same lane.
+    """Reads blocks of another host for the next `read` in the same lane.
 
     Args:
       key: the version.
       address: see `receive`.
 
     Returns:
-      An empty dictionary; or the error, and whether the other host cannot read the blocks itself.
+      An empty dictionary; after an error its text, and whether the other host cannot read the blocks itself.
     """
     try:
         own = _run(run)
@@ -409,14 +409,14 @@ def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]
 
     Args:
       key: the version.
-      leaves: for each array the rows and the name of each of its blocks; its shards consist of whole ones.
+      leaves: for each array the rows and the name of each of its blocks; its shards consist of whole blocks.
     """
     own, call = _run(run), context()
-    # Others are of another version: a save to disk may read one while another one is restored.
+    # Blocks in other lanes are of other reads: a save to disk may run beside a restore.
     fetched = own.fetched.pop(call.lane, {})
     if len(leaves) != len(call.results):
         raise SnapshotError(f"read: blocks of {len(leaves)} arrays for {len(call.results)}")
-    # For each array the blocks of the shard of each of its devices on this host.
+    # For each array and each of its devices on this host, the blocks of the shard.
     named = [
         {shard: _blocks_of(shard, leaf) for shard in _bounds(sharding, result.shape)}
         for leaf, result, sharding in zip(leaves, call.results, call.shardings, strict=True)
@@ -435,7 +435,7 @@ def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]
 
 @_for_clients
 def map_blocks(*, run: RunName, key: Version, save: BlockName, blocks: list[BlockName]) -> None:
-    """Maps blocks of a version, which `checkpoints.write` writes to disk; they stay when it is removed.
+    """Maps blocks of a version for `checkpoints.write`; they stay when the version is removed.
 
     Args:
       key: the version.
@@ -452,7 +452,7 @@ def commit(*, run: RunName, key: Version, record: VersionRecord) -> None:
 
     Args:
       key: the version.
-      record: what another controller has to know to go on from it.
+      record: the record from which another controller can resume.
     """
     own = _run(run).snapshots
     if VersionKey(*key) in own.versions():
@@ -461,10 +461,10 @@ def commit(*, run: RunName, key: Version, record: VersionRecord) -> None:
 
 @_for_clients
 def keep(*, run: RunName, keys: list[Version], newest: Version | None) -> None:
-    """Removes the versions up to `newest`, except some.
+    """Removes the versions up to `newest`, except `keys`.
 
     Args:
-      keys: the versions that are kept.
+      keys: the versions to keep.
       newest: the last version that may be removed; None to remove none.
     """
     own = _run(run)
@@ -484,7 +484,7 @@ def close_run(*, run: RunName) -> None:
 
 
 def _open(path: Path, run: str, host: int) -> HostSnapshots:
-    """Opens the snapshots of this host; waits for an earlier worker that still has them."""
+    """Opens the snapshots of this host; waits for the exit of an earlier worker."""
     deadline = time.monotonic() + _EXIT_SECONDS
     while True:
         try:
@@ -501,7 +501,7 @@ def _served() -> _SnapshotMemory:
 
 
 def _folder_of(run: str) -> str:
-    """Returns the name of the folder of a run; no other client of a service can name it."""
+    """Returns the name of the folder of a run, which no other client of a service can name."""
     client = context().client
     return client_run_name(_served().owner, client, run) if client else run
 
@@ -518,7 +518,7 @@ def _opened(name: str) -> _SnapshotRun:
 
 
 def _open_blocks(name: str, key: VersionKey, blocks: Collection[str]) -> int:
-    """Returns a file with blocks of a version: the file of a copy, if that has no other blocks."""
+    """Returns a file with blocks of a version: the file of a copy, if it has these blocks alone."""
     own = _opened(name)
     copies = own.copies(key)
     for number in {copies[name] for name in blocks if name in copies}:
@@ -549,18 +549,18 @@ def _bounds(sharding: Any, shape: Sequence[int]) -> list[Bounds]:
 
 
 def _index(rows: Sequence[tuple[int, int]]) -> Any:
-    """Returns the index of rows; with `...`, without which that of a scalar array returns no array."""
+    """Returns the index of rows; ends with `...`, so that a scalar array is indexed to an array."""
     return (*index_of(rows), ...)
 
 
 def _blocks_of(shard: Bounds, blocks: Sequence[tuple[Rows, str]]) -> list[tuple[Bounds, str]]:
-    """Returns the rows in a shard, and the name, of each block that the shard consists of.
+    """Returns the rows in a shard and the name of each of its blocks.
 
     Args:
       blocks: the rows and the name of each block of the array.
 
     Raises:
-      SnapshotError: the blocks are not all of the shard.
+      SnapshotError: the blocks do not cover the shard.
     """
     found = {
         rows_within(rows, shard): name
@@ -600,7 +600,7 @@ def _array(result: Any, sharding: Any, shards: dict[Bounds, list[tuple[Bounds, S
             _bounds(sharding, result.shape),
             strict=True,
         ):
-            # New memory: JAX uses what is aligned without a copy, and a later step may donate it.
+            # Fresh memory: JAX uses aligned memory without a copy, and a later step may donate it.
             memory = memory_of(dtype.itemsize * _size(shard))
             data = memory.view(dtype).reshape(shape_of(shard))
             for rows, block in shards[shard]:

@@ -1,4 +1,4 @@
-"""Spare workers: processes that have imported JAX and wait to take the place of lost ones.
+"""Spare workers: processes that have imported JAX and wait to replace lost workers.
 
-`spare_core.py` decides, `spare_pool.py` owns the processes. Imports `hosts.launch`.
+`spare_core.py` is the state machine, `spare_pool.py` owns the processes. Imports `hosts.launch`.
 """

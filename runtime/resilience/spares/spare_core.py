@@ -1,15 +1,15 @@
-"""Decisions about spare workers: when one is started, which is used, and when there are no more.
+"""State machine of spare workers: decides when one starts, which one is used, and when to give up.
 
-A spare is *warming* until it has imported JAX, then *ready*. One that is taken, has exited or is killed is no
-spare any more. The rules:
+A spare is *warming* until it has imported JAX, then *ready*. It is removed when it is taken, exits or is
+killed. The rules:
 
-- No spare starts while workers of an island start, nor until `QUIET_SECONDS` after that: these need the
+- No spare starts while workers of an island start, nor until `QUIET_SECONDS` later: the workers need the
   cores.
 - Spares start one after the other, for the same reason.
-- The oldest ready one is taken first, else one that is warming: it is further than a new worker.
+- The oldest ready spare is taken first, otherwise one that is warming, which is ahead of a new worker.
 - After a spare that exited, or was not ready within `WARM_SECONDS`, comes a pause, longer after each such
-  failure in a row. After `MAX_FAILURES` of them no more are started. A row ends with a spare that is used, or
-  that lived for `STEADY_SECONDS`.
+  failure in a row. After `MAX_FAILURES` in a row no spare starts any more. A row ends with a spare that is
+  used, or that lived for `STEADY_SECONDS`.
 
 Time is an argument, and nothing here knows a process: the pool sends events and carries out effects.
 """
@@ -47,7 +47,7 @@ class SpareReady:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpareFailed:
-    """Event: a spare has exited, or did not start; `why` is a sentence that says how."""
+    """Event: a spare has exited, or did not start; `why` is a sentence about the cause."""
 
     number: int
     why: str
@@ -55,7 +55,7 @@ class SpareFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpareUnfit:
-    """Event: a spare was taken but is not used; `why` says how it differs from a new worker."""
+    """Event: a spare was taken but is not used; `why` names its difference from a new worker."""
 
     number: int
     why: str
@@ -63,7 +63,7 @@ class SpareUnfit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpareTick:
-    """Event: time went by. Spares start at this event only."""
+    """Event: time has passed. Spares start at this event only."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,32 +103,32 @@ class SpareCore:
     """State of the spares of a cluster.
 
     Args:
-      count: how many there shall be.
+      count: the target number of spares.
 
     Attributes:
-      problem: why there are no more spares; None while there may be.
+      problem: the reason why no spare starts any more; None while spares start.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.problem: str | None = None
-        # By their numbers, oldest first: when they were started.
+        # The start time of each spare by its number, oldest first.
         self._warming: dict[int, float] = {}
         self._ready: dict[int, float] = {}
         self._next = 0
         self._starts = 0
         self._failures = 0
-        # None: no island has started yet, and the first start is that of all.
+        # None until the first start, in which all islands start.
         self._start_after: float | None = None
         self._is_closed = False
 
     @property
     def ready(self) -> int:
-        """Number of spares that are ready."""
+        """Number of ready spares."""
         return len(self._ready)
 
     def take(self) -> int | None:
-        """Returns the spare to use next, which is none any more; None if there is none."""
+        """Removes the spare to use next and returns it; None if there is none."""
         spares = self._ready or self._warming
         if not spares:
             return None
@@ -138,7 +138,7 @@ class SpareCore:
         return number
 
     def handle(self, event: SpareEvent, now: float) -> Sequence[SpareEffect]:
-        """Updates the state; returns what is to be done."""
+        """Handles an event; returns the effects."""
         effects: list[SpareEffect] = []
         match event:
             case StartBegan():

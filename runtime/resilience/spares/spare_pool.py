@@ -1,4 +1,4 @@
-"""Spare workers of this process: children that wait for their configuration."""
+"""Pool of spare workers: children of this process that wait for their configuration."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from pathways.runtime.resources.threads import start_thread
 _TICK_SECONDS = 0.25
 _CLOSE_SECONDS = 10.0
 _EXIT_SECONDS = 2.0
-"""Time for the exit of a process that was killed, or whose output has ended."""
+"""Time for the exit of a process after a kill or the end of its output."""
 
 log = logging.getLogger("pathways")
 
 
 @dataclasses.dataclass(frozen=True)
 class SpawnEnvironment:
-    """Settings that a process inherits from its parent: those of a spare must be a new worker's."""
+    """Settings that a process inherits from its parent; a spare must have the settings of a new worker."""
 
     python: str
     folder: str | None
@@ -54,15 +54,15 @@ class SpawnEnvironment:
 
     @classmethod
     def current(cls) -> SpawnEnvironment:
-        """Returns those that a worker gets which starts now."""
+        """Returns the settings of a worker that starts now."""
         folder = None
-        # Someone may have removed it.
+        # The working directory may have been removed.
         with contextlib.suppress(FileNotFoundError):
             folder = str(Path.cwd())
         return cls(sys.executable, folder, worker_environment())
 
     def difference(self, now: SpawnEnvironment) -> str | None:
-        """Returns how these differ from those of a worker that starts now; None if they do not."""
+        """Returns the difference from a worker that starts now, as text; None without one."""
         if self.python != now.python:
             return f"it runs {self.python}, a worker would now run {now.python}"
         if self.folder != now.folder:
@@ -76,17 +76,17 @@ class SpawnEnvironment:
 
 
 class SparePool(SpareWorkers):
-    """Pool of spare workers, which starts others in the place of those that are used or have exited.
+    """Pool of spare workers, which replaces spares that were used or have exited.
 
     Args:
-      count: how many there shall be; with 0 the pool does nothing.
-      start: starts a spare; for tests.
+      count: the target number of spares; with 0 the pool does nothing.
+      start: a function that starts a spare; for tests.
     """
 
     def __init__(self, count: int, start: Callable[[], Child] = lambda: Child(None)) -> None:
         self._start = start
         self._core = SpareCore(count)
-        # Held while a spare starts, so that each that the core knows has its process.
+        # Held while a spare starts, so that each spare of the core has its process.
         self._changed = threading.Condition()
         self._effects: list[SpareEffect] = []
         self._children: dict[int, tuple[Child, SpawnEnvironment]] = {}
@@ -95,7 +95,7 @@ class SparePool(SpareWorkers):
 
     @override
     def status(self) -> SpareStatus | None:
-        # Without the lock, which a fork of this process may find held for ever.
+        # Outside of the lock, which a fork of this process might find locked forever.
         core = self._core
         return SpareStatus(core.ready, core.count, core.problem) if core.count else None
 
@@ -150,7 +150,7 @@ class SparePool(SpareWorkers):
                     if isinstance(effect, StartSpare):
                         self._start_one(effect.number)
                 numbers = [effect.number for effect in effects if isinstance(effect, KillSpare)]
-                # One may have exited meanwhile.
+                # The spare may have exited meanwhile.
                 killed = [self._children.pop(number)[0] for number in numbers if number in self._children]
             kill_all(killed, _EXIT_SECONDS)
             for effect in effects:
@@ -158,7 +158,7 @@ class SparePool(SpareWorkers):
                     log.log(effect.level, "%s", effect.text)
 
     def _start_one(self, number: int) -> None:
-        # Before: what changes while it starts is a difference.
+        # First, so that a change during the start counts as a difference.
         before = SpawnEnvironment.current()
         try:
             child = self._start()
@@ -169,7 +169,7 @@ class SparePool(SpareWorkers):
         start_thread(functools.partial(self._watch, number, child), "spare")
 
     def _watch(self, number: int, child: Child) -> None:
-        """Reports that a spare is ready, and that it has exited; ends when it is used or killed."""
+        """Reports that a spare is ready, and its exit; ends when it is used or killed."""
         assert child.output is not None
         with child.output as output:
             if output.readline():
