@@ -1,4 +1,4 @@
-"""Buckets: arrays that travel together between replicas, packed, added up, and unpacked."""
+"""Buckets of arrays that travel together between replicas: computations that pack, add and unpack them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathways.dialect.attributes.shardings import SliceMesh, make_sharding
 from pathways.passes.analysis.operations import zeros_of
 
 Exchange = AllReduceOp | ReduceScatterOp | AllGatherOp
-"""Operations that replicas do together."""
+"""Operations that exchange values between replicas."""
 
 
 def buckets_of(operations: Sequence[ir.OpView], exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
-    """Returns the exchanges that travel together: of one dtype, between the same slices, and at one time."""
+    """Returns the exchanges that travel together: of one dtype, between the same slices, at one time."""
     levels: dict[ir.Value, int] = {}
-    # A bucket waits for the last of its sums, so stages that end at different times have their own.
+    # A bucket waits for the last of its sums, so each stage has a bucket.
     sources: dict[ir.Value, frozenset[tuple[str, int | None]]] = {}
     for op in operations:
         level = max((levels.get(value, 0) for value in op.operands), default=0)
@@ -47,7 +47,7 @@ def buckets_of(operations: Sequence[ir.OpView], exchanges: Sequence[Exchange]) -
 def _without_strays(
     group: Mapping[frozenset[tuple[str, int | None]], list[Exchange]],
 ) -> list[list[Exchange]]:
-    """Returns the buckets of a group; sums of no stage, such as a loss, travel with the last bucket."""
+    """Returns the buckets of a group; sums without a stage, such as a loss, travel with the last bucket."""
     buckets = {source: list(sums) for source, sums in group.items()}
     for source in group:
         staged = [other for other in buckets if all(stage is not None for _, stage in other)]
@@ -59,19 +59,19 @@ def _without_strays(
 
 
 def _stage(value: ir.Value) -> int | None:
-    """Returns the stage whose launches make a value of a loop."""
+    """Returns the stage whose launches compute a value of a loop."""
     op = None if isinstance(value, ir.BlockArgument) else value.owner.opview
     return op.origin.stage if isinstance(op, LaunchOp) and op.origin is not None else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """An array in a bucket.
+    """Array in a bucket.
 
     Attributes:
       layout: its sharding over its slice.
-      spread: its sharding over all devices, as far as its dimensions go.
-      shard: the shape of what a device has of it then.
+      spread: its sharding over all devices, as far as its dimensions are divisible.
+      shard: the shape of its shard in this sharding.
     """
 
     type: ir.Type
@@ -86,19 +86,19 @@ class Member:
 
     @property
     def size(self) -> int:
-        """The elements of a shard."""
+        """Number of elements of a shard."""
         return math.prod(self.shard)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """The arrays that travel together between equal slices.
+    """Arrays that travel together between equal slices.
 
     Attributes:
       home: the mesh of the slices.
       members: the arrays.
-      pieces: into how many pieces it is cut.
-      wire: the type of the elements that are sent.
+      pieces: the number of pieces of the packed arrays.
+      wire: the type of the elements in transfers.
     """
 
     home: SliceMesh
@@ -108,7 +108,7 @@ class Bucket:
 
     @property
     def length(self) -> int:
-        """The elements of a piece on a device."""
+        """Number of elements of a piece on a device."""
         return -(-sum(member.size for member in self.members) // self.pieces)
 
     @property
@@ -127,16 +127,16 @@ class Bucket:
         return Sharding((tuple(name for name, _ in self.home.mesh.axes), ()))
 
     def attribute(self, sharding: Sharding) -> ir.Attribute | None:
-        """Returns a sharding as it is written; nothing for slices of one device."""
+        """Returns the attribute of a sharding; None for slices of one device."""
         return make_sharding(self.home.symbol, sharding) if self.home.mesh.size > 1 else None
 
     def local(self, shape: Sequence[int]) -> ir.RankedTensorType:
-        """Returns the type of what a device has."""
+        """Returns the type of an array on a device."""
         return ir.RankedTensorType.get(list(shape), self.element)
 
 
 def spread_out(layout: Sharding, shape: Sequence[int], mesh: Mesh) -> Sharding:
-    """Lets axes that replicate an array divide it, as far as its dimensions go: a local operation."""
+    """Returns a sharding in which axes that replicated the array divide it, which is a local operation."""
     dims = list(layout.dims)
     used = {axis for axes in dims for axis in axes}
     for name, size in mesh.axes:
@@ -158,7 +158,7 @@ type Body = Callable[[Bucket, list[ir.Value]], list[ir.Value]]
 """Builds a computation of a bucket: from arrays to pieces, or back."""
 
 type _Local = Callable[[list[ir.Value]], list[ir.Value]]
-"""What a device does with its shards."""
+"""Computation of a device on its shards."""
 
 
 def cut(bucket: Bucket, members: list[ir.Value]) -> list[ir.Value]:
@@ -189,7 +189,7 @@ def cut(bucket: Bucket, members: list[ir.Value]) -> list[ir.Value]:
 
 
 def add(bucket: Bucket, terms: list[ir.Value]) -> list[ir.Value]:
-    """Returns the sum of equal pieces, to be sent."""
+    """Returns the sum of equal pieces, in the type for transfers."""
     return [_converted(total_of(bucket, terms), bucket.wire)]
 
 
@@ -243,10 +243,10 @@ def add_and_join(bucket: Bucket, terms: list[ir.Value]) -> list[ir.Value]:
 
 
 def settled(values: list[ir.Value]) -> list[ir.Value]:
-    """Returns values behind a barrier, so that they are computed before anything is computed from them.
+    """Returns values after a barrier, which keeps XLA from fusing them with their readers.
 
-    XLA would fuse a sum with what reads it where both are in one computation, and join other multiplications
-    and additions then: the result would depend on what is launched together.
+    In one computation XLA would fuse a sum with its readers and contract other multiplications and additions,
+    so that results would depend on which launches are fused.
     """
     return list(stablehlo.OptimizationBarrierOp(values).results)
 
@@ -267,7 +267,7 @@ def _on_devices(
     results: Sequence[tuple[Sharding, ir.Type]],
     body: _Local,
 ) -> list[ir.Value]:
-    """Lets every device apply `body` to what it holds of the values."""
+    """Builds a manual computation that applies `body` to the shards of each device."""
     if bucket.home.mesh.size == 1:
         return body(values)
     computation = sdy.ManualComputationOp(

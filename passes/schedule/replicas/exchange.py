@@ -1,4 +1,4 @@
-"""Launches and transfers that all exchanges between replicas need."""
+"""Builder of the launches and transfers that exchanges between replicas have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathways.passes.analysis.computations import Body, Computations, Layout
 from pathways.passes.schedule.replicas.buckets import Exchange, Member, spread_out
 
 WIRES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-"""MLIR's names of the dtypes in which values may be sent."""
+"""MLIR's names of the dtypes for transfers."""
 
 
 class Exchanger:
@@ -21,9 +21,10 @@ class Exchanger:
 
     Args:
       layouts: the shardings of values.
-      computations: those of the module, to which new ones are added.
-      whole_bytes: buckets up to this size are sent as a whole to each replica, and arrays above it alone.
-      dtype: the dtype in which terms and sums of wider floats are sent; empty for their own.
+      computations: the computations of the module, to which new ones are added.
+      whole_bytes: the size up to which buckets are sent as a whole to each replica; larger arrays may be sent
+        alone.
+      dtype: the dtype of terms and sums in transfers, for wider floats; empty for no conversion.
     """
 
     def __init__(self, layouts: Layouts, computations: Computations, whole_bytes: int, dtype: str) -> None:
@@ -48,7 +49,7 @@ class Exchanger:
         return Member(type_, layout, spread, shard)
 
     def wire(self, member: Member) -> ir.Type:
-        """Returns the type of the elements in which an array is sent."""
+        """Returns the type of the elements of an array in transfers."""
         element = member.element
         if not self.dtype or not isinstance(element, ir.F64Type | ir.F32Type | ir.F16Type | ir.BF16Type):
             return element
@@ -95,7 +96,7 @@ class Exchanger:
             key=key,
         )
         types = self.layouts.symbols[name].type.results
-        # In a loop it belongs to an iteration.
+        # In a loop, a launch belongs to an iteration.
         overlaps = True if overlap_with_loop and self.loop is None else None
         launch = LaunchOp.build(
             operands, types, callee=name, slice=place, loop=self.loop, overlap_with_loop=overlaps

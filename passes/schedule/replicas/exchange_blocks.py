@@ -1,4 +1,4 @@
-"""Exchanges of blocks: each replica gets its block of a sum, or the blocks of all replicas."""
+"""Lowering of exchanges of blocks: each replica gets its block of a sum, or the blocks of all replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pathways.passes.schedule.replicas.exchange import Exchanger
 
 
 class BlockExchanges(Exchanger):
-    """Lowers `pw.reduce_scatter` and `pw.all_gather`; the members of a bucket are blocks."""
+    """Lowering of `pw.reduce_scatter` and `pw.all_gather`, in which the members of a bucket are blocks."""
 
     def lower(self, exchanges: Sequence[Exchange]) -> None:
         """Replaces the exchanges of a bucket."""
@@ -49,14 +49,14 @@ class BlockExchanges(Exchanger):
             op.operation.erase()
 
     def goes_alone(self, member: Member, wire: ir.Type) -> bool:
-        """Returns whether blocks of an array are sent as they are."""
+        """Returns whether blocks of an array are sent outside of a bucket."""
         is_large = byte_size(member.type) > self.whole_bytes
         return is_large and member.spread == member.layout and wire == member.element
 
     def scatter(
         self, sums: Sequence[Exchange], places: Sequence[str], bucket: Bucket, goes_alone: bool
     ) -> None:
-        """Sends each replica the terms of its blocks; it adds them up."""
+        """Sends each replica the terms of its blocks, which it adds up."""
         count = len(places)
         dims = [op.dim for op in sums]
         members = [bucket.attribute(member.layout) for member in bucket.members]
@@ -72,7 +72,7 @@ class BlockExchanges(Exchanger):
         def total(terms: list[ir.Value]) -> list[ir.Value]:
             if not goes_alone:
                 return settled(add_and_join(bucket, terms))
-            # Terms come replica by replica, each with all arrays: those of one array are `len(dims)` apart.
+            # Terms are ordered by replica, then by array: the terms of one array are `len(dims)` apart.
             return settled([total_of(bucket, terms[n :: len(dims)]) for n in range(len(dims))])
 
         key = bucket, tuple(dims), goes_alone
@@ -103,7 +103,7 @@ class BlockExchanges(Exchanger):
     def gather(
         self, gathers: Sequence[Exchange], places: Sequence[str], bucket: Bucket, goes_alone: bool
     ) -> None:
-        """Sends the blocks of each replica to all others, which put them together."""
+        """Sends the blocks of each replica to all others, which assemble them."""
         count = len(places)
         dims = [op.dim for op in gathers]
         members = [bucket.attribute(member.layout) for member in bucket.members]
@@ -140,7 +140,7 @@ class BlockExchanges(Exchanger):
 
 
 def _block(value: ir.Value, dim: int, number: int, count: int) -> ir.Value:
-    """Returns one of equal blocks of a dimension."""
+    """Returns block `number` of `count` equal blocks of a dimension."""
     shape = list(ir.RankedTensorType(value.type).shape)
     starts, limits = [0] * len(shape), list(shape)
     starts[dim], limits[dim] = block_bounds(shape[dim], number, count)

@@ -1,4 +1,4 @@
-"""Linear carries: carried values that enter their value in the next iteration by a constant factor."""
+"""Analysis of linear carries: carried values whose next value has them times a constant as a term."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pathways.passes.analysis.functions import body_block
 from pathways.passes.analysis.operations import captured
 
 _SUMS = {"stablehlo.add": (1.0, 1.0), "stablehlo.subtract": (1.0, -1.0), "stablehlo.negate": (-1.0,)}
-"""Operations that add up their operands, each times a factor."""
+"""Operations that add up their operands, each with a factor."""
 
 _SAME = frozenset({"pw.transfer", "sdy.sharding_constraint", "stablehlo.optimization_barrier"})
-"""Operations whose results are their operands."""
+"""Operations whose results equal their operands."""
 
 _REARRANGING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.transpose"})
-"""Operations whose result has no other elements than their operand."""
+"""Operations that only rearrange the elements of their operand."""
 
 Slopes = Mapping[Hashable, float]
-"""The factor with which each source comes into a value; whatever else is added depends on none of them."""
+"""Factor of each source in a value; the other terms depend on no source."""
 
 
 def linear_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict[NextOp, float]:
-    """Returns the slope of each carried value, by what it passes on, that no other value depends on.
+    """Returns the slopes of the linear carries, which no other value depends on, by their next value.
 
     Args:
-      main: `@main`, in which all work is launches.
+      main: `@main`, whose operations are launches.
     """
     follower = _Follower(symbols, {})
     ends: dict[NextOp, float] = {}
@@ -39,7 +39,7 @@ def linear_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> dict[Ne
             follower.slopes[op.results[0]] = {op.results[0]: 1.0}
         elif isinstance(op, NextOp):
             slopes = follower.slopes.get(op.operands[1], {})
-            # What goes into another carried value is read there, in the next iteration.
+            # Another carried value reads it, in the next iteration.
             follower.refused.update(slopes.keys() - {op.operands[0]})
             ends[op] = slopes.get(op.operands[0], 0.0)
         else:
@@ -52,8 +52,8 @@ class _CallSlopes:
     """Slopes of the results of a computation in some of its arguments.
 
     Attributes:
-      slopes: those of each result, by the numbers of the arguments.
-      refused: the numbers of the arguments that it reads in another way.
+      slopes: the slopes of each result, by the numbers of the arguments.
+      refused: the numbers of the arguments with readers that are not linear.
     """
 
     slopes: Sequence[Slopes]
@@ -61,21 +61,21 @@ class _CallSlopes:
 
 
 class _Follower:
-    """Follows sources, such as carried values, through the operations of a block, which it reads in order.
+    """Forward analysis of sources, such as carried values, over the operations of a block.
 
     Args:
-      known: the computations that were read before.
+      known: the slopes of computations from earlier calls.
     """
 
     def __init__(self, symbols: Mapping[str, ir.OpView], known: dict[object, _CallSlopes]) -> None:
         self.symbols = symbols
         self.known = known
         self.slopes: dict[ir.Value, Slopes] = {}
-        """Those of the values that depend on a source."""
+        """The slopes of the values that depend on a source."""
         self.constants: dict[ir.Value, float] = {}
-        """The number that all elements of a value are, where it is known."""
+        """The constant that all elements of a value equal, where known."""
         self.refused: set[Hashable] = set()
-        """The sources that are read in another way than to add them up."""
+        """The sources with readers that are not linear."""
 
     def refuse(self, values: Iterable[ir.Value]) -> None:
         for value in values:
@@ -98,7 +98,7 @@ class _Follower:
             self.refuse(operands)
 
     def add_up(self, factors: Mapping[ir.Value, float], result: ir.Value) -> None:
-        """Notes that a result is the sum of values times factors."""
+        """Records a result as the sum of values times factors."""
         slopes: dict[Hashable, float] = {}
         for value, factor in factors.items():
             for source, slope in self.slopes.get(value, {}).items():
@@ -107,7 +107,7 @@ class _Follower:
             self.slopes[result] = slopes
 
     def factors(self, op: ir.OpView) -> dict[ir.Value, float] | None:
-        """Returns the factors of the operands that an operation adds up; None if it is no sum."""
+        """Returns the factors of the operands that an operation adds up; None if it is not linear."""
         name, operands = op.operation.name, list(op.operands)
         if name in _SUMS:
             factors: dict[ir.Value, float] = {}
@@ -117,7 +117,7 @@ class _Follower:
         if name == "stablehlo.convert" and all(map(is_float, (operands[0], op.results[0]))):
             return {operands[0]: 1.0}
         if name == "stablehlo.multiply":
-            # What depends on a source has no constant, so that a product of two such values is refused.
+            # A value that depends on a source has no constant, so a product of two such values is refused.
             for value, other in (operands, reversed(operands)):
                 if other in self.constants:
                     return {value: self.constants[other]}
@@ -126,7 +126,7 @@ class _Follower:
         return None
 
     def constant(self, op: ir.OpView) -> float | None:
-        """Returns the number that all elements of the result of an operation are; None if it is not known."""
+        """Returns the constant that all elements of a result equal; None if unknown."""
         name = op.operation.name
         if len(op.results) != 1 or not is_float(op.results[0]):
             return None
@@ -144,7 +144,7 @@ class _Follower:
         return None
 
     def read_call(self, op: ir.OpView) -> None:
-        """Follows sources through a computation."""
+        """Analyzes a call through its computation."""
         slopes_of_call = self.of_arguments(op)
         for number in slopes_of_call.refused:
             self.refuse([op.operands[number]])
@@ -156,11 +156,11 @@ class _Follower:
             self.add_up(factors, result)
 
     def of_arguments(self, op: ir.OpView) -> _CallSlopes:
-        """Returns the slopes of a computation in the operands of a call that depend on sources."""
+        """Returns the slopes of a computation in the operands that depend on sources."""
         callee = op.attributes["callee"].value
         followed = tuple(n for n, value in enumerate(op.operands) if value in self.slopes)
         constants = tuple((n, self.constants[v]) for n, v in enumerate(op.operands) if v in self.constants)
-        # Factors may be constants of the caller.
+        # A factor may be a constant of the caller.
         key = callee, followed, constants
         if key not in self.known:
             block = body_block(self.symbols[callee])

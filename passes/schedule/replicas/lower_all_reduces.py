@@ -1,4 +1,4 @@
-"""`pw-lower-all-reduces`: exchanges become launches on each replica, and transfers between them."""
+"""`pw-lower-all-reduces`: exchanges become launches on each replica and transfers between replicas."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class LowerAllReduces(Pass):
 
     1. A launch on each replica packs its values into a bucket, cut into as many equal pieces as there are
        replicas (padded with zeros).
-    2. Each replica gets its piece from all others, and adds them up in the order of the replicas.
-    3. Each sends its sum to all others. A launch unpacks the sums.
+    2. Each replica gets its piece from all others, and adds the pieces in the order of the replicas.
+    3. Each replica sends its sum to all others. A launch unpacks the sums.
 
-    For a `pw.reduce_scatter` each replica gets its block from all others, as in the first two steps. Of a
-    `pw.all_gather` each sends its block to all others, and a launch puts them together.
+    For a `pw.reduce_scatter` each replica gets its block from all others, as in the first two steps. For a
+    `pw.all_gather` each replica sends its block to all others, and a launch assembles the blocks.
 
-    So each replica sends and receives 2 (R - 1) / R times the bytes of a bucket. With two replicas, where it
-    is as many bytes, and for buckets of up to `whole-bytes`, buckets are not cut: each replica gets those of
-    all others and adds them up itself, in the same order. With two replicas, arrays above that size travel as
-    they are, outside of the bucket.
+    So each replica sends and receives 2 (R - 1) / R times the bytes of a bucket. Buckets of up to
+    `whole-bytes` are not cut, nor are those between two replicas, where that saves no bytes: each replica
+    gets the buckets of all others and adds them up itself, in the same order. With two replicas, arrays above
+    that size travel outside of the bucket, without packing.
 
-    With `dtype` wider floats are rounded to it before they are sent, terms and sums; they are added in their
-    own dtype. Gathered values travel as they are.
+    With `dtype`, terms and sums of wider floats are rounded to it for transfers, and added in their own
+    dtype. Gathered values are not rounded.
 
-    All replicas run the same computations, and have bitwise equal sums. What leads to a transfer is marked to
-    overlap with the loop: it runs while other stages of the slice are still busy.
+    All replicas run the same computations, and have bitwise equal sums. Launches before a transfer are marked
+    to overlap with the loop: they run while other stages of the slice are busy.
 
     ```mlir
     // before
@@ -75,7 +75,7 @@ class LowerAllReduces(Pass):
     ```
 
     Requires: `pw-replicate`.
-    Guarantees: no exchange is left.
+    Guarantees: no exchanges.
     """
 
     name: ClassVar[str] = "pw-lower-all-reduces"
@@ -111,7 +111,7 @@ class LowerAllReduces(Pass):
 
 
 def _sort(block: ir.Block) -> None:
-    """Moves operations after what they read, and otherwise leaves them in their order."""
+    """Moves operations after the operations that they read; otherwise keeps their order."""
     *operations, terminator = block.operations
     number = {result: n for n, op in enumerate(operations) for result in op.results}
     reads = {n: {number[v]: None for v in op.operands if v in number} for n, op in enumerate(operations)}
@@ -130,7 +130,7 @@ class _AllReduces(Exchanger):
         members = [(op, self.member(op.operands[0], places[0], home)) for op in sums]
         alone = [(op, member) for op, member in members if self.goes_alone(op, member)]
         packed = [(op, member) for op, member in members if not self.goes_alone(op, member)]
-        # At the last one all terms are there; what reads the others is moved after it by `_sort`.
+        # All terms precede the last sum; `_sort` moves the readers of other sums after it.
         with sums[-1].operation.location, ir.InsertionPoint(sums[-1]):
             for some, exchange in ((alone, self.exchange_alone), (packed, self.exchange)):
                 if some:
@@ -139,7 +139,7 @@ class _AllReduces(Exchanger):
             op.operation.erase()
 
     def goes_alone(self, op: AllReduceOp, member: Member) -> bool:
-        """Returns whether an array is sent as it is: to pack what is large would cost more than it saves."""
+        """Returns whether an array is sent alone, since packing a large array costs more than it saves."""
         is_large = byte_size(member.type) > self.whole_bytes
         is_rounded = self.wire(member) != member.element
         return len(op.operands) == 2 and is_large and member.spread == member.layout and not is_rounded
@@ -152,11 +152,11 @@ class _AllReduces(Exchanger):
         return Bucket(home, tuple(member for _, member in members), pieces, self.wire(members[0][1]))
 
     def exchange_alone(self, sums: Sequence[AllReduceOp], places: Sequence[str], bucket: Bucket) -> None:
-        """Sends arrays as they are; each replica adds them up."""
+        """Sends arrays without packing; each replica adds them up."""
         layouts = [bucket.attribute(member.layout) for member in bucket.members]
 
         def add_up(terms: list[ir.Value]) -> list[ir.Value]:
-            # Terms come replica by replica, each with all arrays: those of one array are `len(sums)` apart.
+            # Terms are ordered by replica, then by array: the terms of one array are `len(sums)` apart.
             return settled([total_of(bucket, terms[n :: len(sums)]) for n in range(len(sums))])
 
         for r, place in enumerate(places):
@@ -212,6 +212,6 @@ class _AllReduces(Exchanger):
             lambda arguments: settled(body(bucket, arguments)) if is_joined else body(bucket, arguments),
             members if body is cut else [piece] * len(operands),
             members if is_joined else [piece] * (bucket.pieces if body is cut else 1),
-            # Not what waits for all replicas and is read at last.
+            # The launches after the exchange wait for all replicas, so they cannot overlap.
             overlap_with_loop=body in (cut, add),
         )

@@ -33,17 +33,17 @@ class Replicate(Pass):
 
     1. A slice with `replicas = R` becomes R slices: itself for replica 0, and one with `replica` and
        `replica_of` for each of the others.
-    2. A loop over M microbatches becomes R loops of M / R: replica r works on microbatches r M / R and those
-       that follow. All other code is repeated as it is, on values that are equal on all replicas; loops
-       whose iterations need each other stay one loop for all of them.
-    3. An argument or result becomes R of them, tied by `pw.replica`. A batch that is only cut into
-       microbatches is `split`: each replica gets its rows. So is a result that concatenates microbatches;
-       other readers of such a result get those of all replicas, which cross once to each other replica.
+    2. A loop over M microbatches becomes R loops of M / R: replica r works on the M / R microbatches from
+       number r M / R on. All other code is repeated, on values that are equal on all replicas; a loop whose
+       iterations depend on each other stays one loop over all replicas.
+    3. Each argument and result becomes R, tied by `pw.replica`. A batch that is only cut into microbatches is
+       `split`: each replica gets its rows. So is a result that concatenates microbatches; other readers of
+       such a result get the rows of all replicas, which are sent once to each other replica.
     4. An exchange, such as `pw.all_reduce`, gets an operand and a result for each replica.
-    5. Side effects outside loops over microbatches, such as a print, are executed by replica 0 only.
-    6. Carried state is passed from replica to replica, in the order of the microbatches:
-       replica r starts from what replica r - 1 ended with, and all get what the last one ends with. A remark
-       states how much waits for that. Values carried `per_replica` are repeated as all others.
+    5. Replica 0 alone executes side effects outside of loops over microbatches, such as a print.
+    6. Carried state is passed from replica to replica, in the order of the microbatches: replica r starts
+       from the final state of replica r - 1, and all get the final state of the last one. A remark states
+       which launches wait for that. Values carried `per_replica` are repeated like other values.
 
     ```mlir
     // before
@@ -104,14 +104,14 @@ class _Replicator:
         self.arguments = list(self.block.arguments)
         self.attrs = dialect.argument_attrs(main)
         self.values: dict[ir.Value, list[ir.Value]] = {}
-        """What stands for each value in each replica."""
+        """The value in each replica, by the original value."""
         self.effects: dict[str, bool] = {}
         self.quiet: dict[str, str] = {}
-        """The computations that stand for those with effects, by their names."""
+        """The computation without effects for each computation with effects, by names."""
         self.slices: dict[str, list[str]] = {}
         self.loops: dict[str, list[str]] = {}
         self.passes_on = False
-        """Whether something goes from replica to replica within a loop."""
+        """Whether replicas pass state to each other within a loop."""
 
     def run(self) -> None:
         self.declare_slices()
@@ -150,27 +150,27 @@ class _Replicator:
         ]
         for op in originals:
             if op.sequential:
-                # Replicas may exchange sums in its iterations, so they share it.
+                # Replicas may exchange sums in its iterations, so they share the loop.
                 self.loops[op.sym_name] = [op.sym_name] * self.count
                 continue
             op.count = op.count // self.count
             names = [op.sym_name]
             for r in self.replicas[1:]:
                 names.append(unique_name(f"{op.sym_name}_r{r}", self.symbols))
-                # Reserves the name; the loop is declared below.
+                # Reserve the name; the loop is declared below.
                 self.symbols[names[-1]] = op
             self.loops[op.sym_name] = names
         for op in originals:
             if op.sequential:
                 continue
             ip = ir.InsertionPoint.after(op.operation)
-            # Each is put right after the first, so that the last one goes first.
+            # Each is inserted right after the first, so the last one comes first.
             for r in reversed(self.replicas[1:]):
                 name = self.loops[op.sym_name][r]
                 self.symbols[name] = op.rebuilt(sym_name=name, replica_of=op.sym_name, ip=ip)
 
     def add_arguments(self) -> None:
-        """Appends the arguments of replicas; those that are there go in the end."""
+        """Appends the arguments of replicas; `finish` removes the original ones."""
         self.new_attrs: list[dict[str, ir.Attribute]] = []
         self.new_arguments: list[ir.Value] = []
         of = 0
@@ -197,7 +197,7 @@ class _Replicator:
             of += 1
 
     def add_numbers(self) -> list[ir.Value]:
-        """Returns the numbers of the replicas as hidden arguments, where they are read."""
+        """Returns the numbers of the replicas as hidden arguments, on the slices that read them."""
         if not self.shares.numbered:
             return []
         numbers = []
@@ -224,7 +224,7 @@ class _Replicator:
         return [self.slices[name][r] for name in dialect.read_slices(attrs[SLICE])]
 
     def rows_of(self, type_: ir.Type) -> ir.RankedTensorType:
-        """Returns the type of what one replica has of the rows of an array."""
+        """Returns the type of one replica's rows of an array."""
         tensor = ir.RankedTensorType(type_)
         return ir.RankedTensorType.get(block_shape(tensor.shape, 0, self.count), tensor.element_type)
 
@@ -249,14 +249,14 @@ class _Replicator:
         ):
             self.pass_on(op, ip)
             return
-        # What all replicas do alike, such as printing a loss, is done by the first one only.
+        # An effect on equal values, such as printing a loss, happens on the first replica only.
         is_repeated = op.results or not self.has_effect_outside(op)
         copies = [self.copy(op, r, ip) for r in self.replicas if r == 0 or is_repeated]
         for number, result in enumerate(op.results):
             self.values[result] = [copy.results[number] for copy in copies]
 
     def copy(self, op: ir.OpView, r: int, ip: ir.InsertionPoint) -> ir.OpView:
-        """Returns an operation in a replica."""
+        """Returns a copy of an operation in a replica."""
         operands = [self.values[value][r] for value in op.operands]
         if isinstance(op, dialect.SplitOp) and op.loop in self.shares.microbatched:
             (value,) = op.operands
@@ -277,13 +277,13 @@ class _Replicator:
         return copy
 
     def has_effect_outside(self, op: ir.OpView) -> bool:
-        """Returns whether an operation outside of loops over microbatches does more than make its results."""
+        """Returns whether an operation has side effects and is outside of loops over microbatches."""
         if not isinstance(op, dialect.LaunchOp) or op.loop in self.shares.microbatched:
             return False
         return has_side_effect(self.symbols[op.callee], self.symbols, self.effects)
 
     def without_effect(self, callee: str) -> str:
-        """Returns a computation without what it does for its effect alone."""
+        """Returns a computation without the operations that only its side effects need."""
         if callee not in self.quiet:
             function = self.computations.variant(callee, f"{callee}_quiet")
             for inner in reversed(list(body_block(function).operations)):
@@ -294,7 +294,7 @@ class _Replicator:
         return self.quiet[callee]
 
     def repeat_concatenation(self, op: dialect.ReduceOp, ip: ir.InsertionPoint) -> None:
-        """Repeats a concatenation of microbatches, each replica its own; all of them where more is read."""
+        """Repeats a concatenation of microbatches: each replica has its rows, or all rows for readers."""
         value = op.results[0]
         blocks = []
         for r in self.replicas:
@@ -310,7 +310,7 @@ class _Replicator:
         value, loop = op.results[0], op.outer
         layout = self.layouts.of(value, op.slice)
         sharding = self.attribute(op.slice, layout.dims)
-        # Rows that do not divide over the devices as all of them do travel whole.
+        # If the rows of one replica do not divide over the devices, they travel unsharded.
         divides = rows_divide(value, op.slice, self.layouts, self.count)
         block_dims = layout.dims if divides else ((), *layout.dims[1:])
         block_sharding = self.attribute(op.slice, block_dims)
@@ -344,7 +344,7 @@ class _Replicator:
         return wholes
 
     def pass_on(self, op: dialect.NextOp, ip: ir.InsertionPoint) -> None:
-        """Passes what is carried from replica to replica, and what the last one ends with to all."""
+        """Passes carried state from replica to replica, and the final state of the last one to all."""
         carry = op.carry
         remark(
             carry,
@@ -376,7 +376,7 @@ class _Replicator:
         return make_sharding(home.symbol, Sharding(tuple(dims)))
 
     def rows(self, value: ir.Value, split: dialect.SplitOp, r: int, ip: ir.InsertionPoint) -> ir.Value:
-        """Returns the rows of a replica of a value that is whole on each of them."""
+        """Returns one replica's rows of a value that each replica has entirely."""
         layout = self.layouts.of(value, split.slice)
         wanted = self.layouts.of(split.results[0], split.slice)
         target = self.rows_of(value.type)
@@ -408,7 +408,7 @@ class _Replicator:
         return launch.results[0]
 
     def finish(self) -> None:
-        """Returns what replicas make, and removes what there was before."""
+        """Writes the new return of `@main`, and removes the original operations and arguments."""
         returned, attrs_of_results = [], []
         for of, (value, attrs) in enumerate(
             zip(self.terminator.operands, dialect.result_attrs(self.main), strict=True)
@@ -430,7 +430,7 @@ class _Replicator:
         self.terminator.operation.erase()
         for op in reversed(self.operations):
             op.operation.erase()
-        # Those of the replicas were appended, so that the old ones are in front.
+        # The arguments of replicas were appended, so the original ones come first.
         for _ in self.arguments:
             self.block.erase_argument(0)
         if self.passes_on:
@@ -440,7 +440,7 @@ class _Replicator:
         dialect.set_result_attrs(self.main, attrs_of_results)
 
     def sort(self) -> None:
-        """Moves what starts from the end of another replica after that."""
+        """Moves operations after the final state of another replica that they start from."""
         *operations, terminator = self.block.operations
         makers = {value: n for n, op in enumerate(operations) for value in op.results}
         needs = {
@@ -451,7 +451,7 @@ class _Replicator:
 
 
 def _describe_wait(op: dialect.NextOp, operations: Sequence[ir.OpView]) -> str:
-    """Describes which launches of a replica wait for the replica before, and until when."""
+    """Describes which launches of a replica wait for the previous replica, and until when."""
     members = [each for each in operations if dialect.loop_of_op(each) == op.loop]
     launches = [each for each in members if isinstance(each, dialect.LaunchOp)]
     reached = set(op.carry.results)
@@ -472,6 +472,6 @@ def _describe_wait(op: dialect.NextOp, operations: Sequence[ir.OpView]) -> str:
 
 
 def _taken_block(attrs: dict[str, ir.Attribute]) -> int | None:
-    """Removes from attributes the dimension that is in blocks, one for each replica, and returns it."""
+    """Removes the dimension that is in blocks, one for each replica, from attributes, and returns it."""
     block = attrs.pop(BLOCK, None)
     return None if block is None else NATURAL.read(block)

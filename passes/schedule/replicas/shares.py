@@ -1,4 +1,4 @@
-"""Shares of replicas: the arguments and results of a program that are split over them. Writes nothing."""
+"""Analysis of shares: the arguments and results of a program that are split over replicas."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathways.passes.manager.base import fail
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Values and loops that are split over replicas; all the rest is repeated on each of them.
+    """Values and loops that are split over replicas; each replica repeats all others.
 
     Attributes:
       count: the number of replicas.
-      microbatched: the loops over microbatches; each replica does its share of each.
-      arguments: those whose rows are split.
-      results: those concatenations of microbatches whose rows are split.
-      numbered: the slices on which the number of a replica is read.
+      microbatched: the loops over microbatches; each replica runs its share of them.
+      arguments: the arguments with split rows.
+      results: the concatenations of microbatches with split rows.
+      numbered: the slices that read the number of the replica.
     """
 
     count: int
@@ -34,7 +34,7 @@ class Shares:
 
 
 def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: int) -> Shares:
-    """Decides what replicas share, and changes nothing.
+    """Returns the shares of replicas; does not change the module.
 
     Raises:
       PassFailure: the microbatches of a loop do not divide by the number of replicas.
@@ -48,7 +48,7 @@ def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: i
     attrs = argument_attrs(main)
 
     def is_split_argument(argument: ir.Value) -> bool:
-        """Returns whether all that an argument is read for is to cut it into microbatches."""
+        """Returns whether an argument is only cut into microbatches."""
         readers = [use.owner.opview for use in argument.uses]
         return (
             bool(readers)
@@ -58,7 +58,7 @@ def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: i
         )
 
     def is_split_result(op: ReduceOp) -> bool:
-        """Returns whether all that becomes of concatenated microbatches is that they are returned."""
+        """Returns whether the concatenation is only returned, never read."""
         readers = [use.owner for use in op.results[0].uses]
         return (
             op.kind == "concat"
@@ -80,7 +80,7 @@ def decide_shares(module: ir.Module, main: ir.OpView, layouts: Layouts, count: i
 
 
 def rows_divide(value: ir.Value, slice: str, layouts: Layouts, count: int) -> bool:
-    """Returns whether the rows of a value divide among replicas, and there over the devices of a slice."""
+    """Returns whether the rows of a value divide among replicas, and then over the devices of a slice."""
     rows = ir.RankedTensorType(value.type).shape[0]
     shards = layouts.of(value, slice).splits(layouts.mesh(slice))[0]
     return rows % (count * shards) == 0

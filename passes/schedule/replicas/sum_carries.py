@@ -1,4 +1,4 @@
-"""`pw-sum-carries`: what microbatches only add to is summed by each replica, and then over replicas."""
+"""`pw-sum-carries`: carried values that microbatches only add to become sums over replicas."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from pathways.passes.schedule.replicas.linear_carries import is_float, linear_ca
 
 @dataclasses.dataclass(frozen=True)
 class SumCarries(Pass):
-    """Lets replicas accumulate separately what microbatches only add to, such as a running average.
+    """Splits carried values that microbatches only add to, such as running averages, into a sum per replica.
 
-    Where a microbatch makes `a c + b` of a carried `c`, with a constant `a` of at most 1 and a `b` that does
-    not depend on `c`, and nothing else depends on `c`, no replica has to wait for another's final value:
+    If a microbatch computes `a c + b` from a carried `c`, with a constant `a` of at most 1 and a `b` that
+    does not depend on `c`, and no other value depends on `c`, no replica has to wait for the final value of
+    another:
 
     1. Each replica starts from zeros: the `pw.carry` is `per_replica`.
     2. Its final value is multiplied by `a` to the power of the number of microbatches of all later replicas.
-    3. A `pw.all_reduce` sums that, and the first value is added, times `a` to the power of all microbatches.
+    3. A `pw.all_reduce` sums these values, and the first value is added, times `a` to the power of the
+       number of all microbatches.
 
-    This is done for floats, whose sums differ in the order of additions. All other carried state
-    stays as it is, and `pw-replicate` passes it from replica to replica. A remark states what was done.
+    Only floats are summed, and their sums may differ by the order of additions. Other carried state is
+    unchanged, and `pw-replicate` passes it from replica to replica. A remark states the change.
 
     ```mlir
     // before
@@ -49,7 +51,7 @@ class SumCarries(Pass):
     ```
 
     Requires: shardings decided; replicas that work on consecutive microbatches.
-    Guarantees: nothing depends on a value that is carried `per_replica` but what is passed on.
+    Guarantees: only the next value depends on a value that is carried `per_replica`.
     """
 
     name: ClassVar[str] = "pw-sum-carries"
@@ -65,7 +67,7 @@ class SumCarries(Pass):
         for op, slope in linear_carries(main, layouts.symbols).items():
             loop = layouts.symbols[op.loop]
             is_apart = loop.sequential or op.carry.per_replica
-            # Growing terms would lose more digits than one sum does.
+            # With growing factors, separate sums would lose more digits than a single sum.
             if not is_apart and loop.count % count == 0 and 0 < abs(slope) <= 1 and is_float(op.results[0]):
                 with op.operation.location:
                     summer.sum_apart(op, slope, loop.count)
@@ -80,14 +82,14 @@ class _Summer:
         self.numbers = ReplicaNumbers(main)
 
     def sum_apart(self, op: NextOp, slope: float, microbatches: int) -> None:
-        """Lets each replica carry a value of its own, and sums what all of them end with."""
+        """Gives each replica a carried value, and sums their final values."""
         carry, (end,), (first,) = op.carry, op.results, op.carry.operands
         remark(
             carry,
             f"of type {end.type} is summed up by each replica apart, and over replicas after @{op.loop}: "
             "nothing waits for the replica before",
         )
-        # Before there are new ones: the sum over replicas reads the final value itself.
+        # Collected before new readers exist: the sum over replicas reads the final value itself.
         readers = [(use.owner, use.operand_number) for use in end.uses]
         carry.per_replica = True
         with ir.InsertionPoint(carry):
@@ -100,9 +102,9 @@ class _Summer:
             reader.operands[number] = last
 
     def weighted(self, op: NextOp, slope: float, microbatches: int) -> ir.Value:
-        """Returns the final value of a replica, weighted as the replicas after it weigh it."""
+        """Returns the final value of a replica times the factors of all later replicas."""
         (end,) = op.results
-        # Of replica r: count - 1 - r replicas come after it, each with as many microbatches.
+        # After replica r come count - 1 - r replicas, each with as many microbatches.
         weights = [slope ** (microbatches * after) for after in reversed(range(self.count))]
         element = ir.RankedTensorType(end.type).element_type
         table = ir.DenseElementsAttr.get(
@@ -119,11 +121,11 @@ class _Summer:
         return self.launch("weighted", [end, self.numbers.on(op.slice)], op, body, tuple(weights))
 
     def with_first(self, op: NextOp, first: ir.Value, total: ir.Value, weight: float) -> ir.Value:
-        """Returns the sum over replicas with what comes of the first value."""
+        """Returns the sum over replicas plus the weighted first value."""
         element = ir.RankedTensorType(total.type).element_type
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
-            # All replicas are to round alike, whatever each of them fuses this with.
+            # All replicas must round alike, whichever launches are fused with this one.
             value, added = settled(arguments)
             if weight != 1:
                 factor = ir.DenseElementsAttr.get_splat(value.type, ir.FloatAttr.get(element, weight))
@@ -135,7 +137,7 @@ class _Summer:
     def launch(
         self, base: str, operands: Sequence[ir.Value], op: NextOp, body: Body, key: object = None
     ) -> ir.Value:
-        """Launches a computation around a loop; its one result is like what is carried."""
+        """Launches a computation around a loop; its result has the type of the carried value."""
         (carried,) = op.carry.results
         *layouts, layout = (self.attribute(value, op.slice) for value in [*operands, carried])
         types = [value.type for value in operands]
