@@ -212,20 +212,20 @@ def _stored(
     chunk = tuple(math.gcd(*itertools.chain(*sides)) for sides in zip(*blocks.values(), strict=True))
     if leaf.aval.size > math.prod(chunk) * len(blocks) * _MAX_CHUNKS:
         return leaf
-    found = []
+    stored = []
     for name, rows in blocks.items():
         if not owners.get(name):
             raise KeyError(f"{name} is in no memory any more")
         # Choose the host with the fewest bytes to write.
         host = min(owners[name], key=lambda host: loads[host])
         loads[host] += leaf.dtype.itemsize * math.prod(stop - start for start, stop in rows)
-        found.append(SnapshotBlock(host, name, tuple(start for start, _ in rows)))
-    return SnapshotArray(version, leaf.aval.shape, leaf.dtype, chunk, tuple(found))
+        stored.append(SnapshotBlock(host, name, tuple(start for start, _ in rows)))
+    return SnapshotArray(version, leaf.aval.shape, leaf.dtype, chunk, tuple(stored))
 
 
 def _cover(layout: HostArrayLayout) -> dict[str, Rows]:
     """Returns blocks that cover an array without overlap, by their names."""
-    whole = [place for place in layout.places if place.part == WHOLE][:1]
+    complete = [place for place in layout.places if place.part == WHOLE][:1]
     first = layout.places[0].part
     # Places of other replicas may be cut along another dimension.
     cut = {
@@ -233,4 +233,4 @@ def _cover(layout: HostArrayLayout) -> dict[str, Rows]:
         for place in layout.places
         if (place.part.count, place.part.dim) == (first.count, first.dim)
     }
-    return {block.name: block.rows for place in whole or cut.values() for block in place.blocks}
+    return {block.name: block.rows for place in complete or cut.values() for block in place.blocks}

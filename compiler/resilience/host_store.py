@@ -87,7 +87,7 @@ class HostStore(SnapshotStore):
         self._used: frozenset[int] = frozenset()
         self._replicas: StepReplicas | None = None
         self._layouts: HostReplicaLayouts | None = None
-        self._kept: dict[VersionKey, StateOnHosts] = {}
+        self._states: dict[VersionKey, StateOnHosts] = {}
         self._newest: VersionKey | None = None
         self._has_space = False
 
@@ -104,13 +104,13 @@ class HostStore(SnapshotStore):
             self._calls.run, self.outlives = run, True
         places: dict[int, HostPlace] = {}
         for gang, call in self._islands.open_all():
-            for host, found in zip(gang.hosts, self._calls.values(call), strict=True):
-                self._space.found[host.index] = found
-                places[host.index] = HostPlace(gang.number, found["machine"])
+            for host, opened in zip(gang.hosts, self._calls.values(call), strict=True):
+                self._space.found[host.index] = opened
+                places[host.index] = HostPlace(gang.number, opened["machine"])
         numbers = frozenset(range(len(self._islands.known)))
         self.topology = ReplicaTopology(places, (numbers,), self._holdings)
         self._read_stored(state)
-        self._copies = BlockCopies(self._calls, self._islands, self._kept, places)
+        self._copies = BlockCopies(self._calls, self._islands, self._states, places)
         self._space.check_state(state)
 
     def _read_stored(self, state: Any) -> None:
@@ -120,26 +120,26 @@ class HostStore(SnapshotStore):
           ValueError: the versions are of another state.
         """
         blocks: dict[VersionKey, dict[int, Blocks]] = {}
-        for host, found in self._space.found.items():
-            for step, attempt, names in found["versions"]:
+        for host, reply in self._space.found.items():
+            for step, attempt, names in reply["versions"]:
                 blocks.setdefault(VersionKey(step, attempt), {})[host] = frozenset(names)
         if not blocks:
             return
         self._newest = max(blocks, key=lambda key: (key.attempt, key.step))
         # If the state is another one, the versions stay.
-        self.stored = {key: StoredVersion(own, False, (0,)) for key, own in blocks.items()}
+        self.stored = {key: StoredVersion(copies, False, (0,)) for key, copies in blocks.items()}
         records: dict[VersionKey, str] = {}
         for call in self._calls.call_gangs(self._islands.present(), "read_records", {}):
-            for found in self._calls.values(call):
-                records |= {VersionKey(step, attempt): text for step, attempt, text in found}
+            for reply in self._calls.values(call):
+                records |= {VersionKey(step, attempt): text for step, attempt, text in reply}
         recorded = read_versions(records, state, [island.gang for island in self._islands.known])
         tree = jax.tree.structure(state)
-        self._kept = {
-            key: StateOnHosts(tree, one.leaves, {}, one.replicas, None, blocks[key], records[key])
-            for key, one in recorded.items()
+        self._states = {
+            key: StateOnHosts(tree, version.leaves, {}, version.replicas, None, blocks[key], records[key])
+            for key, version in recorded.items()
         }
-        self.stored = {key: StoredVersion(own, key in recorded, (0,)) for key, own in blocks.items()}
-        self.positions = {key.step: one.position for key, one in recorded.items()}
+        self.stored = {key: StoredVersion(copies, key in recorded, (0,)) for key, copies in blocks.items()}
+        self.positions = {key.step: version.position for key, version in recorded.items()}
 
     @override
     def set_replicas(self, replicas: StepReplicas) -> None:
@@ -147,15 +147,17 @@ class HostStore(SnapshotStore):
         self._layouts = HostReplicaLayouts(replicas)
         self.topology = ReplicaTopology(self.topology.hosts, replicas.islands, self._holdings)
         stored = dict(self.stored)
-        for key, kept in self._kept.items():
-            is_usable = all(layout.allows(replicas.counts, replicas.islands) for layout in kept.array_layouts)
+        for key, state in self._states.items():
+            is_usable = all(
+                layout.allows(replicas.counts, replicas.islands) for layout in state.array_layouts
+            )
             if not is_usable:
-                log.warning(
-                    "pw.resilient: %s in memory is not used: it has other replicas, or another min_replicas=",
-                    key,
+                text = (
+                    "pw.resilient: %s in memory is not used: it has other replicas, or another min_replicas="
                 )
-            kept.layouts = self._layouts
-            stored[key] = StoredVersion(stored[key].blocks, is_usable, kept.replicas)
+                log.warning(text, key)
+            state.layouts = self._layouts
+            stored[key] = StoredVersion(stored[key].blocks, is_usable, state.replicas)
         self.stored = stored
 
     @property
@@ -164,18 +166,18 @@ class HostStore(SnapshotStore):
         return (0,) if self._replicas is None else self._replicas.running
 
     def _holdings(self, replicas: tuple[int, ...], key: VersionKey) -> Holdings:
-        return self._kept[key].holdings(replicas)
+        return self._states[key].holdings(replicas)
 
-    def _planned_copies(self, kept: StateOnHosts) -> Iterator[Holdings]:
+    def _planned_copies(self, state: StateOnHosts) -> Iterator[Holdings]:
         """Yields the blocks of a version that each host would keep, for choices of running replicas."""
         hosts = self.topology.hosts
-        for replicas in [kept.replicas] if self._replicas is None else self._replicas.samples():
-            own = place_own_copies(kept.holdings(replicas), hosts)
+        for replicas in [state.replicas] if self._replicas is None else self._replicas.samples():
+            own_copies = place_own_copies(state.holdings(replicas), hosts)
             # Fewer replicas run where islands are lost, and lost islands keep no copies.
             is_fewer = len(replicas) < len(self.topology.replicas)
             present = self.topology.hosts_of(self.topology.islands(replicas)) if is_fewer else [*hosts]
-            planned = dict(own)
-            for (_, target), names in place_buddy_copies(own, present, hosts).items():
+            planned = dict(own_copies)
+            for (_, target), names in place_buddy_copies(own_copies, present, hosts).items():
                 planned[target] = planned.get(target, NO_BLOCKS) | names
             yield planned
 
@@ -187,43 +189,43 @@ class HostStore(SnapshotStore):
           ValueError: fewer replicas may run, and an array is on an island without a replica.
         """
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)
-        kept = StateOnHosts(tree, [], {}, self._running, self._layouts)
+        copied = StateOnHosts(tree, [], {}, self._running, self._layouts)
         for path, leaf in leaves:
             if isinstance(leaf, Array) and leaf.is_of(self._client):
-                kept.arrays[len(kept.leaves)] = leaf
+                copied.arrays[len(copied.leaves)] = leaf
                 name = f"state{jax.tree_util.keystr(path)}"
-                kept.leaves.append(layout_of_array(name, leaf, self._layouts))
+                copied.leaves.append(layout_of_array(name, leaf, self._layouts))
             else:
-                kept.leaves.append(_copied(leaf))
-        holdings = kept.holdings(kept.replicas)
+                copied.leaves.append(_copied(leaf))
+        holdings = copied.holdings(copied.replicas)
         if holdings and not self._has_space:
-            self._space.check(kept, self._planned_copies(kept))
+            self._space.check(copied, self._planned_copies(copied))
             self._has_space = True
         self._holding.update(self.topology.hosts[host].island for host in holdings)
-        self._kept[key] = kept
+        self._states[key] = copied
         self._newest = key
         return holdings
 
     @override
     def make_copies(self, key: VersionKey, copies: Sequence[BlockCopy]) -> None:
-        self._copies.make(key, self._kept[key], copies)
+        self._copies.make(key, self._states[key], copies)
 
     @override
     def commit(self, key: VersionKey, position: Any) -> None:
-        kept = self._kept[key]
+        state = self._states[key]
         # A state without blocks needs no record: the same call has it, too.
-        if self.outlives and kept.array_layouts:
-            version = RecordedVersion(kept.leaves, position, kept.replicas)
-            kept.record = self._recorder.write(kept.tree, version)
-            if kept.record is not None:
+        if self.outlives and state.array_layouts:
+            version = RecordedVersion(state.leaves, position, state.replicas)
+            state.record = self._recorder.write(state.tree, version)
+            if state.record is not None:
                 self._calls.call_gangs(
-                    self._islands.present(), "commit", {"key": plain_key(key), "record": kept.record}
+                    self._islands.present(), "commit", {"key": plain_key(key), "record": state.record}
                 )
 
     @override
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
-        for key in self._kept.keys() - set(keys):
-            del self._kept[key]
+        for key in self._states.keys() - set(keys):
+            del self._states[key]
         # Versions that start after this call are not among the keys, and must stay.
         newest = None if self._newest is None else plain_key(self._newest)
         named = {"keys": [plain_key(key) for key in keys], "newest": newest}
@@ -245,7 +247,7 @@ class HostStore(SnapshotStore):
         replicas: tuple[int, ...],
         loads: Sequence[BlockLoad],
         attempt: int | None,
-        kept: StateOnHosts | None = None,
+        state: StateOnHosts | None = None,
     ) -> Any:
         """Starts to read a version from memory; returns its state.
 
@@ -255,28 +257,28 @@ class HostStore(SnapshotStore):
           attempt: the attempt of `RestoreState` that replies are reported for; None outside of a restore.
           kept: the state, with layouts of the arrays that are read; all by default.
         """
-        kept = self._kept[key] if kept is None else kept
+        state = self._states[key] if state is None else state
         # A new lane for each attempt: an earlier one may wait for a lost host.
         lane = next(lanes)
         leaves = [
             Array(self._client, leaf.aval) if isinstance(leaf, HostArrayLayout) else _copied(leaf)
-            for leaf in kept.leaves
+            for leaf in state.leaves
         ]
-        places = kept.places(replicas)
+        places = state.places(replicas)
         for island in self._islands.known:
             hosts = [host.index for host in island.gang.hosts]
-            own = [load for load in loads if load.host in hosts]
-            if own and island.is_present:
+            island_loads = [load for load in loads if load.host in hosts]
+            if island_loads and island.is_present:
                 # In a restore, an event reports the lost island.
                 with contextlib.nullcontext() if attempt is None else contextlib.suppress(HostError):
-                    of_island = [one for one in places if one[1].island == island.gang.number]
-                    self._read_island(key, kept, island.gang, own, of_island, leaves, lane, attempt)
-        return jax.tree.unflatten(kept.tree, leaves)
+                    of_island = [place for place in places if place[1].island == island.gang.number]
+                    self._read_island(key, state, island.gang, island_loads, of_island, leaves, lane, attempt)
+        return jax.tree.unflatten(state.tree, leaves)
 
     def _read_island(
         self,
         key: VersionKey,
-        kept: StateOnHosts,
+        state: StateOnHosts,
         gang: HostGang,
         loads: Sequence[BlockLoad],
         places: Sequence[tuple[int, ArrayPlace]],
@@ -293,7 +295,7 @@ class HostStore(SnapshotStore):
         blocks = [
             [*dict.fromkeys((block.own_rows, block.name) for block in place.blocks)] for _, place in places
         ]
-        outputs = tuple(kept.leaves[n].result(place) for n, place in places)
+        outputs = tuple(state.leaves[n].result(place) for n, place in places)
         hosts = sorted({load.host for load in loads})
         named = {"key": plain_key(key), "leaves": blocks}
         call = self._calls.call("read", gang, hosts, lane, named, outputs=outputs)
@@ -303,7 +305,9 @@ class HostStore(SnapshotStore):
         def on_end() -> list[ResilienceEvent]:
             if gang.is_lost() or attempt is None:
                 return []
-            failed = {host: why for host in hosts if (why := self._calls.failure_of(call, host)) is not None}
+            failed = {
+                host: reason for host in hosts if (reason := self._calls.failure_of(call, host)) is not None
+            }
             return [
                 RestoreFailed(attempt, host, host, failed[host], is_corrupt=True)
                 if host in failed
@@ -319,13 +323,13 @@ class HostStore(SnapshotStore):
         def on_end() -> list[ResilienceEvent]:
             if gang.is_lost() or attempt is None:
                 return []
-            why, is_corrupt = self._calls.failure_of(call, load.host), False
-            if why is None:
-                found = plain.decode(call.answers[load.host].value)
-                why, is_corrupt = found.get("why"), found.get("is_corrupt", False)
-            if why is None:
+            reason, is_corrupt = self._calls.failure_of(call, load.host), False
+            if reason is None:
+                reply = plain.decode(call.answers[load.host].value)
+                reason, is_corrupt = reply.get("why"), reply.get("is_corrupt", False)
+            if reason is None:
                 return []
-            return [RestoreFailed(attempt, load.host, load.source, why, is_corrupt=is_corrupt)]
+            return [RestoreFailed(attempt, load.host, load.source, reason, is_corrupt=is_corrupt)]
 
         return on_end
 
@@ -350,35 +354,35 @@ class HostStore(SnapshotStore):
         Arrays whose blocks a file cannot have become arrays on the hosts again, beside the state of the
         steps.
         """
-        kept, replicas = self._kept[key], self._running
+        state, replicas = self._states[key], self._running
         if self._replicas is not None:
             # The running replicas may be lost by now.
             islands = {number for number, island in enumerate(self._islands.known) if island.is_present}
             replicas = self._replicas.able(islands) or replicas
         if absent := sorted(
-            {self.topology.hosts[n].island for n in kept.holdings(replicas) if not self._is_present(n)}
+            {self.topology.hosts[n].island for n in state.holdings(replicas) if not self._is_present(n)}
         ):
             named = ", ".join(f"island{island}" for island in absent)
             raise lost(f"{key} cannot be read while there are no workers of {named}").error()
-        present = {host: blocks for host, blocks in kept.copies.items() if self._is_present(host)}
+        present = {host: blocks for host, blocks in state.copies.items() if self._is_present(host)}
         owners: dict[str, list[int]] = {}
         for host, blocks in sorted(present.items()):
             for name in blocks:
                 owners.setdefault(name, []).append(host)
         version = SnapshotVersion(self._client, self._calls.run, plain_key(key), MODULE)
-        kept = dataclasses.replace(kept, leaves=stored_leaves(kept.leaves, version, owners))
-        planned = plan_loads(kept.holdings(replicas), present, self.topology.hosts)
+        state = dataclasses.replace(state, leaves=stored_leaves(state.leaves, version, owners))
+        planned = plan_loads(state.holdings(replicas), present, self.topology.hosts)
         if planned is None:
             raise KeyError(f"{key} is in no memory any more")
         loads = [BlockLoad(host, source, blocks) for (source, host), blocks in planned.items()]
-        return self._read_arrays(key, replicas, loads, None, kept)
+        return self._read_arrays(key, replicas, loads, None, state)
 
     @override
     def sizes(self) -> dict[int, int]:
         counts = dict.fromkeys(self.topology.hosts, 0)
-        for kept in self._kept.values():
-            block_sizes = kept.sizes
-            for host, blocks in kept.copies.items():
+        for state in self._states.values():
+            block_sizes = state.sizes
+            for host, blocks in state.copies.items():
                 counts[host] += sum(block_sizes[name] for name in blocks)
         return counts
 
@@ -430,11 +434,11 @@ class HostStore(SnapshotStore):
         self._copies.begin_waiting()
         return [*events, *self._calls.take_events()]
 
-    def _set_copies(self, found: CopiesOfHosts) -> None:
+    def _set_copies(self, copies: CopiesOfHosts) -> None:
         """Replaces the copies that hosts are known to have: a lost machine loses its blocks."""
-        for number, versions in found.items():
-            for key, kept in self._kept.items():
-                kept.copies[number] = versions.get(key, NO_BLOCKS)
+        for number, versions in copies.items():
+            for key, state in self._states.items():
+                state.copies[number] = versions.get(key, NO_BLOCKS)
 
     @override
     def awaits_loss(self, error: Exception) -> bool:
@@ -449,7 +453,7 @@ class HostStore(SnapshotStore):
 
     @override
     def close(self, *, keeps: bool) -> None:
-        self._kept.clear()
+        self._states.clear()
         if keeps and self.outlives:
             return
         for call in self._calls.call_gangs(self._islands.opening_or_present(), "close_run", {}):
@@ -462,10 +466,10 @@ class HostStore(SnapshotStore):
         # Hosts without workers cannot remove their files; on this machine this process can.
         machine = this_machine()
         for folder in {
-            found["folder"] for found in self._space.found.values() if found["machine"] == machine
+            opened["folder"] for opened in self._space.found.values() if opened["machine"] == machine
         }:
             with contextlib.suppress(OSError):
-                remove_leftovers(folder, math.inf, lambda one: one.cluster == self._calls.run)
+                remove_leftovers(folder, math.inf, lambda leftover: leftover.cluster == self._calls.run)
 
     def _is_present(self, host: int) -> bool:
         return self._islands.known[self.topology.hosts[host].island].is_present

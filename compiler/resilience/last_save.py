@@ -34,7 +34,7 @@ def where_unsaved(step: int, committed: CommittedVersion | None) -> str:
 
 
 def save_committed(
-    given: int, disk: DiskVersions | None, committed: CommittedVersion | None
+    given_steps: int, disk: DiskVersions | None, committed: CommittedVersion | None
 ) -> tuple[str, bool]:
     """Saves the last committed version to disk when a run ends by an error.
 
@@ -45,7 +45,7 @@ def save_committed(
     Returns:
       A message for the user, and whether memory has the only copy of the version, which must then stay.
     """
-    stopped = f"pw.resilient: stopped after step {given}"
+    stopped = f"pw.resilient: stopped after step {given_steps}"
     if disk is None:
         return f"{stopped}; without directory= nothing of the run is kept", False
     step = -1 if committed is None else committed.key.step
@@ -57,11 +57,11 @@ def save_committed(
             disk.save(step, committed.store.version(committed.key), committed.position)
             latest = step
     except Exception as error:
-        why = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
+        reason = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
         if committed is not None and committed.store.outlives:
-            return f"{stopped}; version {step} is in memory: the same call resumes from it ({why})", True
+            return f"{stopped}; version {step} is in memory: the same call resumes from it ({reason})", True
         # For example, an island was lost or left, and did not return.
-        stopped += f"; saving has failed ({why})"
+        stopped += f"; saving has failed ({reason})"
     if latest < 0:
         return f"{stopped}, before a version was saved", False
     return f"{stopped}; version {latest} is in {disk.folder}: the same call resumes from it", False

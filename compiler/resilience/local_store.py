@@ -82,7 +82,7 @@ class LocalSnapshotStore(SnapshotStore):
         self._replicas: StepReplicas | None = None
         self._layouts: ReplicaLayouts | None = None
         self._absent: set[int] = set()
-        self._kept: dict[VersionKey, _KeptState] = {}
+        self._states: dict[VersionKey, _KeptState] = {}
         self._memory: dict[int, dict[VersionKey, dict[str, np.ndarray]]] = {n: {} for n in numbers}
         self._events: collections.deque[ResilienceEvent] = collections.deque()
         self._changed = Condition()
@@ -104,16 +104,16 @@ class LocalSnapshotStore(SnapshotStore):
     @override
     def take(self, key: VersionKey, state: Any) -> Holdings:
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)
-        kept = _KeptState(tree, self._running, [], {})
+        copied = _KeptState(tree, self._running, [], {})
         for path, leaf in leaves:
             if not isinstance(leaf, jax.Array):
                 # The caller may change an array of NumPy in place.
-                kept.layouts.append(np.array(leaf) if isinstance(leaf, np.ndarray) else leaf)
+                copied.layouts.append(np.array(leaf) if isinstance(leaf, np.ndarray) else leaf)
                 continue
             data = key_data(leaf) if is_key(leaf.aval) else leaf
-            kept.arrays[len(kept.layouts)] = data
-            kept.layouts.append(self._layout(f"state{jax.tree_util.keystr(path)}", leaf, data))
-        self._kept[key] = kept
+            copied.arrays[len(copied.layouts)] = data
+            copied.layouts.append(self._layout(f"state{jax.tree_util.keystr(path)}", leaf, data))
+        self._states[key] = copied
         return self._holdings(self._running, key)
 
     def _layout(self, name: str, leaf: jax.Array, data: jax.Array) -> ArrayLayout:
@@ -124,11 +124,11 @@ class LocalSnapshotStore(SnapshotStore):
 
     def _holdings(self, replicas: tuple[int, ...], key: VersionKey) -> Holdings:
         """Returns the blocks of a version on each host for running replicas."""
-        kept = self._kept[key]
+        state = self._states[key]
         holdings: dict[int, set[str]] = {}
-        for layout in kept.layouts:
+        for layout in state.layouts:
             if isinstance(layout, ArrayLayout):
-                for device, _, blocks in layout.blocks_of(kept.sharding(layout, replicas)):
+                for device, _, blocks in layout.blocks_of(state.sharding(layout, replicas)):
                     host = self._host(layout, device, replicas)
                     holdings.setdefault(host, set()).update(map(layout.block, blocks))
         return {host: frozenset(blocks) for host, blocks in sorted(holdings.items())}
@@ -149,8 +149,8 @@ class LocalSnapshotStore(SnapshotStore):
                         blocks = self._copy_own(key, copy)
                 else:
                     # The core orders copies of a host's own blocks first, so the source has the blocks.
-                    there = self._memory[copy.source][key]
-                    blocks = {block: there[block] for block in copy.blocks}
+                    source_blocks = self._memory[copy.source][key]
+                    blocks = {block: source_blocks[block] for block in copy.blocks}
             except Exception as error:
                 # The step failed, or its island is lost.
                 self._notify(CopyFailed(copy.number, f"{type(error).__name__}: {error}"))
@@ -159,31 +159,31 @@ class LocalSnapshotStore(SnapshotStore):
             self._notify(CopyCompleted(copy.number))
 
     def _copy_own(self, key: VersionKey, copy: BlockCopy) -> dict[str, np.ndarray]:
-        kept = self._kept[key]
-        found: dict[str, np.ndarray] = {}
-        for n, data in kept.arrays.items():
-            layout = kept.layouts[n]
+        state = self._states[key]
+        copies: dict[str, np.ndarray] = {}
+        for n, data in state.arrays.items():
+            layout = state.layouts[n]
             shards = {shard.device: shard for shard in data.addressable_shards}
             for device, shard, blocks in layout.blocks_of(layout.sharding):
-                if self._host(layout, device, kept.running) != copy.target:
+                if self._host(layout, device, state.running) != copy.target:
                     continue
                 data_there = np.asarray(shards[device].data)
                 for block in blocks:
                     name = layout.block(block)
-                    if name in copy.blocks and name not in found:
+                    if name in copy.blocks and name not in copies:
                         # A copy: on CPU `np.asarray` shares the buffer, which a later step may donate.
-                        found[name] = np.array(data_there[index_of(rows_within(block, shard))])
-        return found
+                        copies[name] = np.array(data_there[index_of(rows_within(block, shard))])
+        return copies
 
     @override
     def commit(self, key: VersionKey, position: Any) -> None:
-        self._kept[key].arrays.clear()
+        self._states[key].arrays.clear()
 
     @override
     def keep(self, hosts: Sequence[int], keys: Sequence[VersionKey]) -> None:
         for host in hosts:
-            self._memory[host] = {key: own for key, own in self._memory[host].items() if key in keys}
-        self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
+            self._memory[host] = {key: blocks for key, blocks in self._memory[host].items() if key in keys}
+        self._states = {key: state for key, state in self._states.items() if key in keys}
 
     def check(self, islands: Collection[int]) -> None:
         """See `SnapshotStore.check`. Programs here need no workers."""
@@ -198,21 +198,23 @@ class LocalSnapshotStore(SnapshotStore):
         }
         missing = next((load for load in restore.loads if self._lacks(restore.key, load)), None)
         if missing is not None:
-            why = "its memory was lost"
-            self._notify(RestoreFailed(restore.attempt, missing.host, missing.source, why, is_corrupt=True))
+            reason = "its memory was lost"
+            self._notify(
+                RestoreFailed(restore.attempt, missing.host, missing.source, reason, is_corrupt=True)
+            )
             return None
-        kept = self._kept[restore.key]
+        state = self._states[restore.key]
         leaves = [
-            self._array(layout, kept.sharding(layout, restore.replicas), restore.replicas, sources)
+            self._array(layout, state.sharding(layout, restore.replicas), restore.replicas, sources)
             if isinstance(layout, ArrayLayout)
             # The step may write to an array of NumPy.
             else np.array(layout)
             if isinstance(layout, np.ndarray)
             else layout
-            for layout in kept.layouts
+            for layout in state.layouts
         ]
         self._notify(*(HostRestored(restore.attempt, host) for host in restore.hosts))
-        return jax.tree.unflatten(kept.tree, leaves)
+        return jax.tree.unflatten(state.tree, leaves)
 
     def _lacks(self, key: VersionKey, load: BlockLoad) -> bool:
         return not load.blocks <= self._memory[load.source].get(key, {}).keys()
@@ -259,25 +261,25 @@ class LocalSnapshotStore(SnapshotStore):
 
     @override
     def version(self, key: VersionKey) -> Any:
-        kept = self._kept[key]
+        state = self._states[key]
         blocks: dict[str, np.ndarray] = {}
         for memory in self._memory.values():
             blocks.update(memory.get(key, {}))
         leaves = []
-        for layout in kept.layouts:
+        for layout in state.layouts:
             if not isinstance(layout, ArrayLayout):
                 leaves.append(layout)
                 continue
-            whole = np.empty(layout.shape, layout.dtype)
+            array = np.empty(layout.shape, layout.dtype)
             for block in blocks_in(tuple((0, size) for size in layout.shape), layout.bounds):
-                whole[index_of(block)] = blocks[layout.block(block)]
-            leaves.append(_as_keys(layout.aval, whole) if is_key(layout.aval) else whole)
-        return jax.tree.unflatten(kept.tree, leaves)
+                array[index_of(block)] = blocks[layout.block(block)]
+            leaves.append(_as_keys(layout.aval, array) if is_key(layout.aval) else array)
+        return jax.tree.unflatten(state.tree, leaves)
 
     @override
     def sizes(self) -> dict[int, int]:
         return {
-            host: sum(block.nbytes for own in memory.values() for block in own.values())
+            host: sum(block.nbytes for blocks in memory.values() for block in blocks.values())
             for host, memory in self._memory.items()
         }
 
@@ -331,7 +333,7 @@ class LocalSnapshotStore(SnapshotStore):
 
     @override
     def close(self, *, keeps: bool) -> None:
-        self._kept.clear()
+        self._states.clear()
         for memory in self._memory.values():
             memory.clear()
 

@@ -234,7 +234,7 @@ class RecoveryRunner:
     def _restore_from_disk(self, restore: RestoreState) -> None:
         """Reads a version from disk, and passes the result to the core."""
         assert self._disk is not None
-        where = f"{self._disk.folder}/{restore.step}"
+        folder = f"{self._disk.folder}/{restore.step}"
         events: list[ResilienceEvent]
         try:
             runs_all = self._replicas is None or restore.replicas == self._replicas.all
@@ -247,10 +247,10 @@ class RecoveryRunner:
                 # The event of the loss makes the core restore again.
                 return
             self._disk_error = error
-            why = f"{where}: {type(error).__name__}: {shortened(str(error))}"
-            events = [RestoreFailed(restore.attempt, restore.hosts[0], None, why)]
+            reason = f"{folder}: {type(error).__name__}: {shortened(str(error))}"
+            events = [RestoreFailed(restore.attempt, restore.hosts[0], None, reason)]
         else:
-            self._training.value, self.restored = state, where
+            self._training.value, self.restored = state, folder
             self._source.positions[restore.step] = position
             events = [HostRestored(restore.attempt, host) for host in restore.hosts]
         with uninterrupted():

@@ -55,12 +55,12 @@ class RunFolder:
           OSError: the folder cannot be used.
         """
         if self._is_remote:
-            found = self._read_remote()
+            content = self._read_remote()
         else:
             Path(self._folder).mkdir(parents=True, exist_ok=True)
             self._lock = self._locked()
-            found = _parsed(_content(self._lock))
-        run = kept_run_name(secrets.token_hex(16)) if found is None else found.run
+            content = _parsed(_content(self._lock))
+        run = kept_run_name(secrets.token_hex(16)) if content is None else content.run
         self._write(_RunFile(run, f"process {os.getpid()} on {socket.gethostname()}"))
         return run
 
@@ -76,10 +76,10 @@ class RunFolder:
                 if path.exists() and path.stat().st_ino == os.fstat(file).st_ino:
                     return file
             except BlockingIOError:
-                found = _parsed(_content(file))
+                content = _parsed(_content(file))
                 if time.monotonic() > deadline:
                     os.close(file)
-                    by = "another run" if found is None else found.controller
+                    by = "another run" if content is None else content.controller
                     raise RuntimeError(
                         f"pw.resilient: {self._folder} is in use by {by}; wait until that has ended, or pass "
                         "another folder as directory="

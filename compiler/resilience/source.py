@@ -197,7 +197,7 @@ class RewindableSource:
 
     def drop_before(self, step: int) -> None:
         """Drops the positions before a step."""
-        self.positions = {n: own for n, own in self.positions.items() if n >= step}
+        self.positions = {n: position for n, position in self.positions.items() if n >= step}
 
     def close(self) -> None:
         """Stops reading ahead."""

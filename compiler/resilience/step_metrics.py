@@ -73,8 +73,8 @@ class StepMetrics:
         leaves, tree = jax.tree.flatten(metrics)
         if (shared := self._shared.get(tree)) is None:
             # Programs return new arrays, so the same leaves share memory with the state in each step.
-            own = {id(leaf) for leaf in jax.tree.leaves(state)}
-            shared = self._shared[tree] = {n for n, leaf in enumerate(leaves) if id(leaf) in own}
+            of_state = {id(leaf) for leaf in jax.tree.leaves(state)}
+            shared = self._shared[tree] = {n for n, leaf in enumerate(leaves) if id(leaf) in of_state}
         for n, leaf in enumerate(leaves):
             if _is_deleted(leaf):
                 path = jax.tree_util.keystr(jax.tree_util.tree_flatten_with_path(metrics)[0][n][0])

@@ -101,12 +101,12 @@ class ResilienceCore:
         self.losses = 0
         self._logs = LossLogs()
         self._issued = 0
-        for key, found in (stored or {}).items():
+        for key, version in (stored or {}).items():
             # Dropped versions count, too: hosts may still have them, so their names stay taken.
             self.attempt = max(self.attempt, key.attempt)
-            if found.is_committed:
+            if version.is_committed:
                 # Records in the memory of hosts do not name devices, so the topology has the placements.
-                self.table.add_stored(key, found, topology.holdings(found.replicas, key))
+                self.table.add_stored(key, version, topology.holdings(version.replicas, key))
 
     @property
     def is_protected(self) -> bool:
@@ -464,6 +464,6 @@ class ResilienceCore:
         self.phase = StepsRunning()
         return ResumeSteps(self.attempt, step, self.replicas)
 
-    def _abandon(self, why: str) -> list[ResilienceEffect]:
-        self.phase = RunAbandoned(why)
-        return [AbandonRun(why)]
+    def _abandon(self, reason: str) -> list[ResilienceEffect]:
+        self.phase = RunAbandoned(reason)
+        return [AbandonRun(reason)]

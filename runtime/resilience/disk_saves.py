@@ -46,9 +46,9 @@ class DiskSaves:
         self.steps.add(step)
         self._problem = None
 
-    def fail(self, why: str) -> None:
+    def fail(self, reason: str) -> None:
         """Notes that a save failed."""
-        self._problem = why
+        self._problem = reason
 
     def why_unrecoverable(self, table: VersionTable, hosts: Collection[int]) -> str:
         """Returns the error message for a state with lost blocks and no version on disk.
@@ -63,5 +63,5 @@ class DiskSaves:
         if self._every is None:
             more = "" if advice else " when so many islands are lost at once"
             return f"{text}; {advice}pass directory= to resume from a folder{more}"
-        why = "" if self._problem is None else f" ({self._problem})"
-        return f"{text}, and none of its versions is on disk{why}; run again"
+        reason = "" if self._problem is None else f" ({self._problem})"
+        return f"{text}, and none of its versions is on disk{reason}; run again"

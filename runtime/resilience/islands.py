@@ -83,7 +83,7 @@ class TrainingIslands:
     def choose_replicas(self, now: float) -> tuple[int, ...] | None:
         """Returns the replicas that can run now; None while lost islands may still return."""
         islands = self.topology.replicas
-        able = [number for number, own in enumerate(islands) if own <= self.present]
+        able = [number for number, of_replica in enumerate(islands) if of_replica <= self.present]
         if len(able) == len(islands):
             return tuple(able)
         missing = frozenset().union(*islands) - self.present
@@ -111,7 +111,7 @@ class TrainingIslands:
 
     def why_hopeless(self) -> str | None:
         """Returns the reason why no allowed number of replicas can ever run again; None if one can."""
-        able = [own for own in self.topology.replicas if not own & self._dead]
+        able = [of_replica for of_replica in self.topology.replicas if not of_replica & self._dead]
         if len(able) >= self._policy.counts[0]:
             return None
         dead = ", ".join(f"island{island}" for island in sorted(self._dead))

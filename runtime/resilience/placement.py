@@ -16,14 +16,14 @@ def place_own_copies(holdings: Holdings, hosts: Mapping[int, HostPlace]) -> dict
 
     Hosts of one island are lost together, so a second copy on them protects nothing.
     """
-    own: dict[int, Blocks] = {}
+    placed: dict[int, Blocks] = {}
     of_island: dict[int, set[str]] = collections.defaultdict(set)
     for host, blocks in sorted(holdings.items()):
         new = blocks - of_island[hosts[host].island]
         of_island[hosts[host].island] |= new
         if new:
-            own[host] = new
-    return own
+            placed[host] = new
+    return placed
 
 
 def place_buddy_copies(
@@ -64,10 +64,10 @@ def _buddy(host: int, present: Collection[int], hosts: Mapping[int, HostPlace]) 
 
     Islands form a ring, so that each has as much to keep; an island on other machines is preferred.
     """
-    own = hosts[host]
+    home = hosts[host]
     islands: dict[int, list[int]] = collections.defaultdict(list)
     for other in sorted(present):
-        if hosts[other].island != own.island:
+        if hosts[other].island != home.island:
             islands[hosts[other].island].append(other)
     if not islands:
         return None
@@ -75,12 +75,12 @@ def _buddy(host: int, present: Collection[int], hosts: Mapping[int, HostPlace]) 
     count = max(place.island for place in hosts.values()) + 1
 
     def rank(island: int) -> tuple[bool, int]:
-        return any(hosts[other].machine == own.machine for other in islands[island]), (
-            island - own.island
+        return any(hosts[other].machine == home.machine for other in islands[island]), (
+            island - home.island
         ) % count
 
     candidates = islands[min(islands, key=rank)]
-    mates = sorted(mate for mate, place in hosts.items() if place.island == own.island)
+    mates = sorted(mate for mate, place in hosts.items() if place.island == home.island)
     return candidates[mates.index(host) % len(candidates)]
 
 

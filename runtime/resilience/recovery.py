@@ -46,8 +46,8 @@ def plan_recovery(
         return None if table.saving is not None else Unrecoverable(disk.why_unrecoverable(table, hosts))
     replicas = islands.choose_replicas(now)
     if replicas is None:
-        why = islands.why_hopeless()
-        return None if why is None else Unrecoverable(why)
+        reason = islands.why_hopeless()
+        return None if reason is None else Unrecoverable(reason)
     if disk.last is not None and (version is None or version.key.step < disk.last):
         return Recovery(None, disk.last, replicas)
     assert version is not None

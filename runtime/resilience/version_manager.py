@@ -130,8 +130,8 @@ class VersionManager:
         for host in hosts:
             for key, version in self.table.versions.items():
                 before = version.copies.get(host, frozenset())
-                own = before if copies is None else copies.get(host, {}).get(key, frozenset())
-                version.set_copies(host, own)
+                blocks = before if copies is None else copies.get(host, {}).get(key, frozenset())
+                version.set_copies(host, blocks)
 
     def release_leaving(self, key: VersionKey, now: float) -> list[ResilienceEffect]:
         """Releases the leaving islands once other islands have all blocks of a version."""

@@ -69,12 +69,12 @@ class StateVersion:
 
     def is_doubled(self, hosts: Collection[int], places: Mapping[int, HostPlace]) -> bool:
         """Returns whether some hosts have all blocks, whichever one island is lost."""
-        there = self.copies_at(hosts)
-        islands = {places[host].island for host in there}
+        present = self.copies_at(hosts)
+        islands = {places[host].island for host in present}
         return not self.blocks or (
             len(islands) > 1
             and all(
-                not self.blocks.difference(*(b for h, b in there.items() if places[h].island != island))
+                not self.blocks.difference(*(b for h, b in present.items() if places[h].island != island))
                 for island in islands
             )
         )
@@ -168,17 +168,17 @@ class VersionTable:
 
     def last_of_step(self, step: int) -> StateVersion | None:
         """Returns the last version of a step, which has several after restores."""
-        own = [version for version in self.versions.values() if version.key.step == step]
-        return max(own, key=lambda version: version.key, default=None)
+        of_step = [version for version in self.versions.values() if version.key.step == step]
+        return max(of_step, key=lambda version: version.key, default=None)
 
     def newest_whole(self, hosts: Collection[int]) -> StateVersion | None:
         """Returns the last committed version that is complete on some hosts."""
-        whole = [
+        complete = [
             version
             for version in self.versions.values()
             if version.is_committed and not version.missing_at(hosts)
         ]
-        return max(whole, key=lambda version: version.key, default=None)
+        return max(complete, key=lambda version: version.key, default=None)
 
     def may_be_whole(self, hosts: Collection[int]) -> bool:
         """Returns whether copies in flight to some hosts may complete a version."""
@@ -202,12 +202,12 @@ class VersionTable:
         }
         for key in broken:
             del self.versions[key]
-        whole = self.committed
+        committed = self.committed
         # Lost hosts may have left blocks of older versions.
         return [
             Log(logging.WARNING, f"{key} in memory is not used: no host has {missing}")
             for key, missing in broken.items()
-            if whole is None or key > whole.key
+            if committed is None or key > committed.key
         ]
 
     def start(
@@ -215,8 +215,8 @@ class VersionTable:
     ) -> tuple[BlockCopy, ...]:
         """Starts a version of the state; returns the copies to make."""
         version = self.versions[key] = StateVersion(key, holdings, replicas)
-        own = place_own_copies(holdings, islands.topology.hosts)
-        copies = self._new_copies({(host, host): blocks for host, blocks in own.items()})
+        own_copies = place_own_copies(holdings, islands.topology.hosts)
+        copies = self._new_copies({(host, host): blocks for host, blocks in own_copies.items()})
         version.pending = {copy.number: copy for copy in copies}
         return (*copies, *self.add_buddies(version, islands)) if copies else ()
 

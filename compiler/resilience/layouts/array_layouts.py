@@ -72,12 +72,12 @@ class SharedDimensions:
           split: the dimension that the running replicas share.
         """
         self._seen[name, running] = split
-        known = [n for count in reversed(self._counts) if (n := self._seen.get((name, count))) is not None]
+        earlier = [n for count in reversed(self._counts) if (n := self._seen.get((name, count))) is not None]
 
         def split_of(count: int) -> int | None:
             if (name, count) in self._seen or count == 1:
                 return self._seen.get((name, count))
-            return next((n for n in known if shape[n] % (count * shards[n]) == 0), None)
+            return next((n for n in earlier if shape[n] % (count * shards[n]) == 0), None)
 
         return {count: split_of(count) for count in self._counts}
 
@@ -105,11 +105,13 @@ class ReplicaLayouts:
         if bindings is not self._bindings:
             self._bindings = bindings
             self._meshes = [
-                [mesh_of(bindings[replica]) for replica in one.replicas]
-                for one in bindings
-                if not one.replica
+                [mesh_of(bindings[replica]) for replica in slice.replicas]
+                for slice in bindings
+                if not slice.replica
             ]
-        meshes = next((own for own in self._meshes if _has_mesh(sharding, own, running)), None)
+        meshes = next(
+            (candidate for candidate in self._meshes if _has_mesh(sharding, candidate, running)), None
+        )
         if meshes is None:
             return None
         dims = [tuple(axes) for axes in dims_of(sharding.spec).dims]

@@ -96,10 +96,13 @@ class HostArrayLayout:
           islands: the islands of each replica.
         """
         return self.bounds is not None and all(
-            {*counts} <= dict(one.splits).keys()
-            and len(one.slices) == len(islands)
-            and all(slice.island in own for slice, own in zip(one.slices, islands, strict=True))
-            for one in self.replicas
+            {*counts} <= dict(layout.splits).keys()
+            and len(layout.slices) == len(islands)
+            and all(
+                slice.island in replica_islands
+                for slice, replica_islands in zip(layout.slices, islands, strict=True)
+            )
+            for layout in self.replicas
         )
 
     def at(self, island: int) -> list[ArrayPlace]:
@@ -117,7 +120,9 @@ class HostArrayLayout:
           layouts: the slices of all replicas.
         """
         if self.replicas:
-            return self._placed(one for layout in self.replicas for one in layout.placements(replicas))
+            return self._placed(
+                placement for layout in self.replicas for placement in layout.placements(replicas)
+            )
         # Arrays outside of replicated slices keep their hosts while an island with a full copy remains.
         left = tuple(place for place in self.places if place.island in layouts.islands(replicas))
         if {block.name for place in left for block in place.blocks} == self.sizes.keys():
@@ -125,7 +130,7 @@ class HostArrayLayout:
         return self._placed([layouts.on_one_device(replicas, len(self.shape))])
 
     def _placed(self, placements: Iterable[SlicePlacement]) -> tuple[ArrayPlace, ...]:
-        return tuple(_place(self.name, self.shape, one, self.bounds) for one in placements)
+        return tuple(_place(self.name, self.shape, placement, self.bounds) for placement in placements)
 
 
 @dataclasses.dataclass
@@ -152,12 +157,12 @@ class StateOnHosts:
 
     def places(self, replicas: tuple[int, ...]) -> list[tuple[int, ArrayPlace]]:
         """Returns the places of all arrays on hosts for running replicas, with the positions of leaves."""
-        own = self.layouts if replicas != self.replicas else None
+        layouts = self.layouts if replicas != self.replicas else None
         return [
             (n, place)
             for n, leaf in enumerate(self.leaves)
             if isinstance(leaf, HostArrayLayout)
-            for place in (leaf.places if own is None else leaf.places_of(replicas, own))
+            for place in (leaf.places if layouts is None else leaf.places_of(replicas, layouts))
         ]
 
     @property
@@ -188,22 +193,25 @@ def layout_of_array(name: str, array: Array, replicas: HostReplicaLayouts | None
     Raises:
       ValueError: fewer replicas may run, and the array is on an island without a replica.
     """
-    placements = [placement_at(where) for where in array.locations]
+    placements = [placement_at(location) for location in array.locations]
     if replicas is None:
         return layout_at(name, array.aval, placements, None)
     shape, _ = _data_of(array.aval)
-    found = replicas.find(name, shape, placements)
-    if found:
+    layouts = replicas.find(name, shape, placements)
+    if layouts:
         # Copies on other devices are made again when a program reads them there.
-        placements = [one for layout in found for one in layout.placements(replicas.running)]
+        placements = [placement for layout in layouts for placement in layout.placements(replicas.running)]
     else:
         replicas.check_islands(name, placements)
     of_counts = [
-        one for layout in found for count, _ in layout.splits for one in layout.placements(range(count))
+        placement
+        for layout in layouts
+        for count, _ in layout.splits
+        for placement in layout.placements(range(count))
     ]
-    shards = (rows for one in (*placements, *of_counts) for *_, rows in _shards(shape, one))
+    shards = (rows for placement in (*placements, *of_counts) for *_, rows in _shards(shape, placement))
     bounds = common_bounds(len(shape), shards)
-    return layout_at(name, array.aval, placements, bounds, found)
+    return layout_at(name, array.aval, placements, bounds, layouts)
 
 
 def layout_at(
@@ -215,14 +223,14 @@ def layout_at(
 ) -> HostArrayLayout:
     """Returns the layout of an array from its type and placements, see `HostArrayLayout`."""
     shape, dtype = _data_of(aval)
-    places = tuple(_place(name, shape, one, bounds) for one in placements)
+    places = tuple(_place(name, shape, placement, bounds) for placement in placements)
     return HostArrayLayout(name, aval, shape, dtype, places, bounds, replicas)
 
 
-def placement_at(where: Location) -> SlicePlacement:
+def placement_at(location: Location) -> SlicePlacement:
     """Returns the placement of an array at a location."""
-    holders = {host.index: positions for host, positions in where.holders.items()}
-    return SlicePlacement(where.gang.number, where.placement, where.block, holders)
+    holders = {host.index: positions for host, positions in location.holders.items()}
+    return SlicePlacement(location.gang.number, location.placement, location.block, holders)
 
 
 def _data_of(aval: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -232,23 +240,30 @@ def _data_of(aval: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return tuple(data.shape), np.dtype(data.dtype)
 
 
-def _place(name: str, shape: tuple[int, ...], where: SlicePlacement, bounds: Bounds | None) -> ArrayPlace:
+def _place(name: str, shape: tuple[int, ...], placement: SlicePlacement, bounds: Bounds | None) -> ArrayPlace:
     """Returns the place of an array; each shard is a block where `bounds` is None."""
-    first = where.first_row(shape)
+    first = placement.first_row(shape)
     blocks = [
         PlacedBlock(
-            block_name(name, rows, shape), host, shard, rows, rows_within(rows, first), rows_within(rows, own)
+            block_name(name, rows, shape),
+            host,
+            shard,
+            rows,
+            rows_within(rows, first),
+            rows_within(rows, own_rows),
         )
-        for host, shard, own in _shards(shape, where)
-        for rows in ([own] if bounds is None else blocks_in(own, bounds))
+        for host, shard, own_rows in _shards(shape, placement)
+        for rows in ([own_rows] if bounds is None else blocks_in(own_rows, bounds))
     ]
-    return ArrayPlace(where.island, where.layout, where.part, where.part.shape(shape), tuple(blocks))
+    return ArrayPlace(
+        placement.island, placement.layout, placement.part, placement.part.shape(shape), tuple(blocks)
+    )
 
 
-def _shards(shape: tuple[int, ...], where: SlicePlacement) -> list[tuple[int, int, Rows]]:
+def _shards(shape: tuple[int, ...], placement: SlicePlacement) -> list[tuple[int, int, Rows]]:
     """Returns the host, the number on that host, and the rows of each shard of an array."""
-    first = where.first_row(shape)
-    indices = shard_indices(where.part.shape(shape), where.layout)
+    first = placement.first_row(shape)
+    indices = shard_indices(placement.part.shape(shape), placement.layout)
     return [
         (
             host,
@@ -258,6 +273,6 @@ def _shards(shape: tuple[int, ...], where: SlicePlacement) -> list[tuple[int, in
                 for (at, _), side in zip(first, indices[position], strict=True)
             ),
         )
-        for host, positions in where.holders.items()
+        for host, positions in placement.holders.items()
         for shard, position in enumerate(positions)
     ]

@@ -62,8 +62,8 @@ class SlicePlacement:
 
     def is_on(self, slice: SliceDevices) -> bool:
         """Returns whether the placement is on the devices of a slice."""
-        own = self.layout
-        return (self.island, own.devices, own.mesh, own.axis_names) == (
+        layout = self.layout
+        return (self.island, layout.devices, layout.mesh, layout.axis_names) == (
             slice.island,
             slice.devices,
             slice.mesh,
@@ -132,30 +132,30 @@ class HostReplicaLayouts:
         if bindings is not self._bindings:
             self._bindings = bindings
             self._slices = [
-                (one.name, tuple(_devices(bindings[replica]) for replica in one.replicas))
-                for one in bindings
-                if not one.replica
+                (slice.name, tuple(_devices(bindings[replica]) for replica in slice.replicas))
+                for slice in bindings
+                if not slice.replica
             ]
         left = set(placements)
         layouts = []
-        for where in placements:
-            split = None if where.part.count == 1 else where.part.dim
+        for placement in placements:
+            split = None if placement.part.count == 1 else placement.part.dim
             for name_of_slice, slices in self._slices:
-                if not where.is_on(slices[self.running[0]]):
+                if not placement.is_on(slices[self.running[0]]):
                     continue
-                found = HostReplicaLayout(slices, where.layout.dims, ((len(self.running), split),))
-                own = set(found.placements(self.running))
+                layout = HostReplicaLayout(slices, placement.layout.dims, ((len(self.running), split),))
+                on_slices = set(layout.placements(self.running))
                 # Slices on the same devices share one copy.
-                if where in own and own <= left:
-                    left -= own
+                if placement in on_slices and on_slices <= left:
+                    left -= on_slices
                     shared = self._shared.find(
                         f"{name} on {name_of_slice}",
                         shape,
-                        _shard_counts(where.layout, shape),
+                        _shard_counts(placement.layout, shape),
                         len(self.running),
                         split,
                     )
-                    layouts.append(dataclasses.replace(found, splits=tuple(shared.items())))
+                    layouts.append(dataclasses.replace(layout, splits=tuple(shared.items())))
         return tuple(layouts)
 
     def check_islands(self, name: str, placements: Sequence[SlicePlacement]) -> None:
@@ -165,7 +165,9 @@ class HostReplicaLayouts:
           ValueError: the array is on an island without a replica.
         """
         everywhere = self.islands(self._replicas.all)
-        elsewhere = next((where.island for where in placements if where.island not in everywhere), None)
+        elsewhere = next(
+            (placement.island for placement in placements if placement.island not in everywhere), None
+        )
         if elsewhere is not None:
             raise ValueError(
                 f"pw.resilient: {name} is on island{elsewhere}, on which no replica runs, so that "
@@ -176,7 +178,7 @@ class HostReplicaLayouts:
     def on_one_device(self, replicas: Sequence[int], ndim: int) -> SlicePlacement:
         """Returns the placement of an array on one device of the first running replica."""
         binding = next(
-            binding for one, binding in self._replicas.bindings.items() if one.replica == replicas[0]
+            binding for slice, binding in self._replicas.bindings.items() if slice.replica == replicas[0]
         )
         alone = dataclasses.replace(binding, devices=binding.devices[:1], shape=(1,), axis_names=("x",))
         return _devices(alone).placement(((),) * ndim, WHOLE)

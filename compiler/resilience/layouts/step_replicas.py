@@ -49,18 +49,18 @@ class StepReplicas:
     """
 
     def __init__(self, executables: Collection[ProgramExecutable], min_replicas: int) -> None:
-        programs = [one for one in executables if isinstance(one, ReplicaExecutable)]
+        programs = [executable for executable in executables if isinstance(executable, ReplicaExecutable)]
         if not programs:
-            for one in executables:
-                if any(argument.replicas is not None for argument in one.plan.arguments):
+            for executable in executables:
+                if any(argument.replicas is not None for argument in executable.plan.arguments):
                     raise ValueError(
-                        f"pw.resilient: min_replicas={min_replicas}: program '{one.name}' is from a bundle, "
+                        f"pw.resilient: min_replicas={min_replicas}: program '{executable.name}' is from a bundle, "
                         "which has it for all its replicas; pass the pw.program that it was saved from"
                     )
             raise ValueError(
                 f"pw.resilient: min_replicas={min_replicas}: the step has no replicas; leave min_replicas out"
             )
-        self._sets = _connected({one for program in programs for one in program.device_sets})
+        self._sets = _connected({device_set for program in programs for device_set in program.device_sets})
         count = next(iter(self._sets)).replicas
         self.counts = (*_fewer(programs, min_replicas, count), count)
         self.check: Callable[[Collection[int]], None] = lambda islands: None
@@ -73,7 +73,7 @@ class StepReplicas:
         self.islands = tuple(map(frozenset, islands))
         everywhere = frozenset().union(*self.islands)
         if not self.after_loss(everywhere):
-            left = max(sum(lost not in own for own in self.islands) for lost in everywhere)
+            left = max(sum(lost not in of_replica for of_replica in self.islands) for lost in everywhere)
             raise ValueError(
                 f"pw.resilient: min_replicas={min_replicas}: the replicas are on {len(everywhere)} of the "
                 f"islands, and the loss of any one leaves {left} at most; connect to more islands, or leave "
@@ -97,7 +97,7 @@ class StepReplicas:
             bindings: dict[VirtualSlice, Binding] = {}
             # Separately: slices of different programs may share devices.
             for program in programs_on(self._sets):
-                slices = [replica for one in program.slices for replica in one.replicas]
+                slices = [replica for slice in program.slices for replica in slice.replicas]
                 bindings |= bind(slices, program=program.name)
             self._bindings = bindings
         return self._bindings
@@ -178,10 +178,10 @@ class StepReplicas:
     def _begin(self, is_awaited: bool, requests: Collection[Numbers]) -> None:
         """Starts to load programs; replaces earlier requests of this kind that have not started."""
         with self._lock:
-            kept = [one for one in self._requests if one[1] != is_awaited]
+            others = [request for request in self._requests if request[1] != is_awaited]
             # Requests that the core waits for come first.
-            both = [*kept, *((replicas, is_awaited) for replicas in requests)]
-            self._requests = collections.deque(sorted(both, key=lambda one: not one[1]))
+            both = [*others, *((replicas, is_awaited) for replicas in requests)]
+            self._requests = collections.deque(sorted(both, key=lambda request: not request[1]))
             if self._thread is None:
                 self._thread = start_thread(self._work, "replicas")
 
@@ -266,9 +266,9 @@ def _fewer(programs: Collection[ReplicaExecutable], min_replicas: int, count: in
 
 def _connected(device_sets: Collection[VirtualDeviceSet]) -> frozenset[VirtualDeviceSet]:
     """Returns device sets and all others that some program uses together with one of them."""
-    found = frozenset(device_sets)
+    connected = frozenset(device_sets)
     while True:
-        more = found.union(*(program.device_sets for program in programs_on(found)))
-        if more == found:
-            return found
-        found = more
+        more = connected.union(*(program.device_sets for program in programs_on(connected)))
+        if more == connected:
+            return connected
+        connected = more

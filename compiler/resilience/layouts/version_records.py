@@ -211,7 +211,7 @@ def _is_key(leaf: Any) -> bool:
 def _hosts_leaf(name: str, leaf: HostArrayLayout) -> _HostsLeaf:
     aval = leaf.aval
     dtype = jax_internals.key_kind(aval.dtype) if is_key(aval) else aval.dtype.name
-    places = tuple(_PlaceRecord(one.island, one.layout, one.part) for one in leaf.places)
+    places = tuple(_PlaceRecord(place.island, place.layout, place.part) for place in leaf.places)
     return _HostsLeaf(
         name, tuple(aval.shape), dtype, is_key(aval), bool(aval.weak_type), places, leaf.bounds, leaf.replicas
     )
@@ -225,14 +225,14 @@ def _layout(leaf: _HostsLeaf, gangs: Sequence[HostGang]) -> HostArrayLayout:
         for host in gang.hosts
         for device in host.ready.devices
     }
-    slices = [one for layout in leaf.replicas for one in layout.slices]
-    needed = {(one.island, device) for one in leaf.places for device in one.layout.devices}
-    needed.update((one.island, device) for one in slices for device in one.devices)
+    slices = [record for layout in leaf.replicas for record in layout.slices]
+    needed = {(record.island, device) for record in leaf.places for device in record.layout.devices}
+    needed.update((record.island, device) for record in slices for device in record.devices)
     if missing := sorted(needed - devices.keys()):
         raise _RecordError(f"this cluster has not the devices of {leaf.name} on island{missing[0][0]}")
-    for one in slices:
-        if [devices[one.island, device] for device in one.devices] != [*one.hosts]:
-            raise _RecordError(f"devices of {leaf.name} on island{one.island} are on other hosts now")
+    for record in slices:
+        if [devices[record.island, device] for device in record.devices] != [*record.hosts]:
+            raise _RecordError(f"devices of {leaf.name} on island{record.island} are on other hosts now")
     if leaf.is_key:
         dtype = jax.eval_shape(functools.partial(jax.random.key, impl=leaf.dtype), 0).dtype
     else:
@@ -304,12 +304,12 @@ def _local_value(leaf: _LocalArray | _LocalNumber) -> Any:
             )(array)
 
 
-def _check_alike(there: Mapping[str, str], state: Any) -> None:
+def _check_alike(recorded: Mapping[str, str], state: Any) -> None:
     """Rejects a version of another state."""
-    given = dict(zip(_names(state), map(_type_of, jax.tree.leaves(state)), strict=True))
-    for name in [*there, *given]:
-        if there.get(name) != given.get(name):
-            has, passed = (one.get(name, "missing") for one in (there, given))
+    present = dict(zip(_names(state), map(_type_of, jax.tree.leaves(state)), strict=True))
+    for name in [*recorded, *present]:
+        if recorded.get(name) != present.get(name):
+            has, passed = (types.get(name, "missing") for types in (recorded, present))
             raise ValueError(
                 f"pw.resilient: {name} is {has} in the run that goes on, and {passed} in the state of this "
                 "call; pass a state as that run began with, or another folder as directory="

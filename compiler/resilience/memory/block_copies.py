@@ -31,12 +31,12 @@ class BlockCopies:
         self,
         calls: MemoryCalls,
         islands: KnownIslands,
-        kept: Mapping[VersionKey, StateOnHosts],
+        states: Mapping[VersionKey, StateOnHosts],
         hosts: Mapping[int, HostPlace],
     ) -> None:
         self._calls = calls
         self._islands = islands
-        self._kept = kept
+        self._states = states
         self._hosts = hosts
         self._stream_lane = next(lanes)
         # Copies whose source does not have the blocks yet.
@@ -48,35 +48,37 @@ class BlockCopies:
     def _is_present(self, host: int) -> bool:
         return self._islands.known[self._hosts[host].island].is_present
 
-    def make(self, key: VersionKey, kept: StateOnHosts, copies: Sequence[BlockCopy]) -> None:
+    def make(self, key: VersionKey, state: StateOnHosts, copies: Sequence[BlockCopy]) -> None:
         """Starts copies of the blocks of a version."""
         for copy in copies:
             if copy.source == copy.target:
-                self._begin_own_copy(key, kept, copy)
+                self._begin_own_copy(key, state, copy)
             else:
                 self._waiting.append((key, copy))
         # Calls are ordered with steps, so later steps may donate the arrays.
-        kept.arrays.clear()
+        state.arrays.clear()
         self.begin_waiting()
 
-    def _begin_own_copy(self, key: VersionKey, kept: StateOnHosts, copy: BlockCopy) -> None:
+    def _begin_own_copy(self, key: VersionKey, state: StateOnHosts, copy: BlockCopy) -> None:
         gang = self._gang_of(copy.target)
         taken: list[tuple[Array, Location]] = []
         names: list[str] = []
         blocks: list[Any] = []
-        wanted = set(copy.blocks)
-        for n, array in kept.arrays.items():
-            for place in kept.leaves[n].at(gang.number):
-                own = [block for block in place.blocks if block.host == copy.target and block.name in wanted]
-                if not own:
+        remaining = set(copy.blocks)
+        for n, array in state.arrays.items():
+            for place in state.leaves[n].at(gang.number):
+                own_blocks = [
+                    block for block in place.blocks if block.host == copy.target and block.name in remaining
+                ]
+                if not own_blocks:
                     continue
-                for block in own:
+                for block in own_blocks:
                     # Devices of one host may have the same block, which is written once.
-                    if block.name in wanted:
-                        wanted.discard(block.name)
+                    if block.name in remaining:
+                        remaining.discard(block.name)
                         blocks.append((len(taken), block.shard, block.name, block.rows, block.shard_rows))
                 taken.append((array, gang.location(place.layout, place.part)))
-                names.append(kept.leaves[n].name)
+                names.append(state.leaves[n].name)
         named = {"key": plain_key(key), "copy": copy.number, "names": names, "blocks": blocks}
         tree = {"t": [{"l": [*range(len(taken))]}]}
         self._copy("write", self._calls.memory_lane, key, copy, named, taken, tree)
@@ -85,14 +87,14 @@ class BlockCopies:
         """Starts the waiting copies whose source now has the blocks."""
         waiting, self._waiting = self._waiting, []
         for key, copy in waiting:
-            kept = self._kept.get(key)
-            if kept is None:
+            state = self._states.get(key)
+            if state is None:
                 # The version was dropped, and the core no longer waits for the copy.
                 continue
             if not self._is_present(copy.source):
                 if self._is_present(copy.target):
                     self._calls.events.append(CopyFailed(copy.number, f"host {copy.source} is lost"))
-            elif copy.blocks <= kept.copies.get(copy.source, NO_BLOCKS):
+            elif copy.blocks <= state.copies.get(copy.source, NO_BLOCKS):
                 self._copy(
                     "receive",
                     self._stream_lane,
@@ -120,13 +122,13 @@ class BlockCopies:
             if gang.is_lost():
                 # A host that returns reports its blocks.
                 return []
-            if (why := self._calls.failure_of(call, copy.target)) is not None:
-                return [CopyFailed(copy.number, why)]
-            if (kept := self._kept.get(key)) is not None:
-                kept.copies[copy.target] = kept.copies.get(copy.target, NO_BLOCKS) | copy.blocks
-                if kept.record is not None:
+            if (reason := self._calls.failure_of(call, copy.target)) is not None:
+                return [CopyFailed(copy.number, reason)]
+            if (state := self._states.get(key)) is not None:
+                state.copies[copy.target] = state.copies.get(copy.target, NO_BLOCKS) | copy.blocks
+                if state.record is not None:
                     # The version is committed already: record it with this copy for another controller, too.
-                    named = {"key": plain_key(key), "record": kept.record}
+                    named = {"key": plain_key(key), "record": state.record}
                     with contextlib.suppress(HostError):
                         self._calls.call("commit", gang, [copy.target], self._calls.memory_lane, named)
             return [CopyCompleted(copy.number)]

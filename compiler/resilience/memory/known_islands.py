@@ -95,8 +95,8 @@ class KnownIslands:
 
     def _check_opened(self, gang: HostGang, call: FunctionCall) -> None:
         for host in gang.hosts:
-            if (why := self._calls.failure_of(call, host.index)) is not None:
-                raise SnapshotError(f"pw.resilient: {host}: {why}")
+            if (reason := self._calls.failure_of(call, host.index)) is not None:
+                raise SnapshotError(f"pw.resilient: {host}: {reason}")
 
     def present(self) -> list[HostGang]:
         """Returns the workers of the present islands."""
@@ -138,8 +138,8 @@ class KnownIslands:
             problem = island.gang.life.problem
             if change is Change.LOST and problem is not None:
                 self.release(number)
-                why = problem.text.partition(": ")[2] or problem.text
-                events.append(WorkersLost(number, why.partition("\n")[0]))
+                reason = problem.text.partition(": ")[2] or problem.text
+                events.append(WorkersLost(number, reason.partition("\n")[0]))
                 if not island.has_memory:
                     island.has_memory = True
                     # After the report of the loss, so that no copies are made on these hosts meanwhile.
@@ -201,9 +201,9 @@ class KnownIslands:
             self._check_opened(gang, call)
             copies: CopiesOfHosts = {}
             for host in gang.hosts:
-                found = plain.decode(call.answers[host.index].value)
+                reply = plain.decode(call.answers[host.index].value)
                 copies[host.index] = {
-                    VersionKey(step, attempt): frozenset(names) for step, attempt, names in found["versions"]
+                    VersionKey(step, attempt): frozenset(names) for step, attempt, names in reply["versions"]
                 }
             island.gang, island.is_present, island.opening = gang, True, None
             self._on_return(copies)

@@ -65,12 +65,12 @@ class MemoryCalls:
 
     def poll(self) -> list[ResilienceEvent]:
         """Returns the events of calls that have ended."""
-        found = []
-        for one in [*self._pending]:
-            if one.call.is_done():
-                self._pending.remove(one)
-                found += one.on_end()
-        return found
+        events = []
+        for pending in [*self._pending]:
+            if pending.call.is_done():
+                self._pending.remove(pending)
+                events += pending.on_end()
+        return events
 
     def take_events(self) -> list[ResilienceEvent]:
         """Returns the events outside of calls."""
@@ -85,7 +85,7 @@ class MemoryCalls:
 
     def has_news(self) -> bool:
         """Returns whether there are events."""
-        return bool(self.events) or any(one.call.is_done() for one in self._pending)
+        return bool(self.events) or any(pending.call.is_done() for pending in self._pending)
 
     def call_gangs(
         self, gangs: Iterable[HostGang], function: str, named: dict[str, Any]
@@ -118,10 +118,10 @@ class MemoryCalls:
         arguments = plain.encode([[], tree or {"t": []}, {"run": self.run, **named}], _NAME)
         structure = plain.encode({"l": [*range(len(outputs or ()))]}, _NAME)
         with self.client.order:
-            arrays = [kept_array(array.number_at(where), array.aval) for array, where in taken]
+            arrays = [kept_array(array.number_at(location), array.aval) for array, location in taken]
             message = call_of(f"{MODULE}:{function}", 0, lane, arrays, arguments, outputs, structure)
             workers = [host for host in gang.hosts if host.index in hosts]
-            producers = [array.step_at(where) for array, where in taken]
+            producers = [array.step_at(location) for array, location in taken]
             return self.client.call(f"{_NAME}: {function}", gang, workers, message, producers)
 
     def values(self, call: FunctionCall) -> list[Any]:
@@ -136,11 +136,11 @@ class MemoryCalls:
         """Returns the reason why a call failed on a host; None if it succeeded."""
         answer = call.answers.get(host)
         if answer is not None and answer.failure is not None:
-            what = answer.failure
+            error = answer.failure
             return (
-                what.text
-                if what.kind == snapshots.SNAPSHOT_FAILURE
-                else f"{what.type or what.kind}: {what.text}"
+                error.text
+                if error.kind == snapshots.SNAPSHOT_FAILURE
+                else f"{error.type or error.kind}: {error.text}"
             )
         failure = call.failures().get(host)
         return None if failure is None else failure.text

@@ -50,7 +50,7 @@ class MemorySpace:
         needed = copies * sum(_nbytes(leaf) for leaf in leaves)
         self._require(needed, f"at least {size(needed)}", self.found)
 
-    def check(self, kept: StateOnHosts, planned: Iterable[Holdings]) -> None:
+    def check(self, state: StateOnHosts, planned: Iterable[Holdings]) -> None:
         """Checks that versions fit in the memory of each host.
 
         Args:
@@ -60,14 +60,14 @@ class MemorySpace:
         Raises:
           SnapshotError: a host has too little memory.
         """
-        sizes = kept.sizes
+        sizes = state.sizes
         needs = [
             {host: sum(sizes[name] for name in names) for host, names in of_choice.items()}
             for of_choice in planned
         ]
         for system in dict.fromkeys(map(_file_system, self.found.values())):
             # Hosts of one machine may share a file system and its free bytes.
-            sharing = [host for host, own in self.found.items() if _file_system(own) == system]
+            sharing = [host for host, opened in self.found.items() if _file_system(opened) == system]
             needed = _VERSIONS * max(sum(of_hosts.get(host, 0) for host in sharing) for of_hosts in needs)
             self._require(needed, size(needed), sharing)
 
@@ -75,11 +75,11 @@ class MemorySpace:
         """Checks the free bytes of some hosts, after removing leftovers if necessary."""
         if needed > self._free_bytes(hosts):
             for gang in self._islands.present():
-                own = [host.index for host in gang.hosts]
+                numbers = [host.index for host in gang.hosts]
                 with contextlib.suppress(HostError):
-                    call = self._calls.call("free_memory", gang, own, self._calls.memory_lane, {})
-                    for host, found in zip(own, self._calls.values(call), strict=True):
-                        self.found[host] |= found
+                    call = self._calls.call("free_memory", gang, numbers, self._calls.memory_lane, {})
+                    for host, opened in zip(numbers, self._calls.values(call), strict=True):
+                        self.found[host] |= opened
         if needed <= (free := self._free_bytes(hosts)):
             return
         folder = self.found[min(hosts)]["folder"]
@@ -94,11 +94,11 @@ class MemorySpace:
 
     def _free_bytes(self, hosts: Collection[int]) -> int:
         systems = {_file_system(self.found[host]): self.found[host] for host in hosts}
-        return sum(found["bytes"] for found in systems.values())
+        return sum(opened["bytes"] for opened in systems.values())
 
 
-def _file_system(found: Mapping[str, Any]) -> tuple[str, int]:
-    return found["machine"], found["device"]
+def _file_system(opened: Mapping[str, Any]) -> tuple[str, int]:
+    return opened["machine"], opened["device"]
 
 
 def _nbytes(leaf: Any) -> int:

@@ -118,18 +118,18 @@ class BlockExchanges(Exchanger):
             ]
 
         key = bucket, tuple(dims), goes_alone
-        own = [[op.operands[r] for op in gathers] for r in range(count)]
+        values = [[op.operands[r] for op in gathers] for r in range(count)]
         if not goes_alone:
-            own = [
+            values = [
                 self.launched(
                     "bucket", bucket, mine, place, lambda blocks: cut(bucket, blocks), members, sent
                 )
-                for mine, place in zip(own, places, strict=True)
+                for mine, place in zip(values, places, strict=True)
             ]
         for place in places:
             arrived = [
                 self.moved(value, source, place, layout)
-                for mine, source in zip(own, places, strict=True)
+                for mine, source in zip(values, places, strict=True)
                 for value, layout in zip(mine, sent, strict=True)
             ]
             wholes = self.launched(

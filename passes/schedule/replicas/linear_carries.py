@@ -134,13 +134,13 @@ class _Follower:
             value = attribute_of(op, "value")
             is_known = isinstance(value, ir.DenseElementsAttr) and value.is_splat
             return float(op.value.get_splat_value().value) if is_known else None
-        known = [self.constants[value] for value in op.operands if value in self.constants]
-        if not known or len(known) < len(op.operands):
+        constants = [self.constants[value] for value in op.operands if value in self.constants]
+        if not constants or len(constants) < len(op.operands):
             return None
         if name in _REARRANGING or name in _SAME or (name == "stablehlo.convert" and not _is_rounded(op)):
-            return known[0]
+            return constants[0]
         if name in _SUMS:
-            return math.fsum(factor * value for factor, value in zip(_SUMS[name], known, strict=True))
+            return math.fsum(factor * value for factor, value in zip(_SUMS[name], constants, strict=True))
         return None
 
     def read_call(self, op: ir.OpView) -> None:

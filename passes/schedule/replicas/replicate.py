@@ -378,14 +378,14 @@ class _Replicator:
     def rows(self, value: ir.Value, split: dialect.SplitOp, r: int, ip: ir.InsertionPoint) -> ir.Value:
         """Returns one replica's rows of a value that each replica has entirely."""
         layout = self.layouts.of(value, split.slice)
-        wanted = self.layouts.of(split.results[0], split.slice)
+        rows_layout = self.layouts.of(split.results[0], split.slice)
         target = self.rows_of(value.type)
 
         def body(arguments: list[ir.Value]) -> list[ir.Value]:
-            whole, number = arguments
+            value_of_all, number = arguments
             starts = [stablehlo.multiply(number, integer(target.shape[0]))]
             starts += [integer(0)] * (target.rank - 1)
-            return [stablehlo.dynamic_slice(whole, starts, list(target.shape))]
+            return [stablehlo.dynamic_slice(value_of_all, starts, list(target.shape))]
 
         name = self.computations.make(
             "replica_rows",
@@ -393,8 +393,8 @@ class _Replicator:
             body,
             split.operation.location,
             arguments=[self.attribute(split.slice, layout.dims), self.attribute(split.slice, ())],
-            results=self.attribute(split.slice, wanted.dims),
-            key=(value.type, layout, wanted, self.layouts.meshes[split.slice]),
+            results=self.attribute(split.slice, rows_layout.dims),
+            key=(value.type, layout, rows_layout, self.layouts.meshes[split.slice]),
         )
         loop = dialect.loop_of(value)
         launch = dialect.LaunchOp.build(

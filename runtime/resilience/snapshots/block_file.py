@@ -86,7 +86,7 @@ def write_blocks(file: int, blocks: Iterable[StateBlock]) -> None:
     _write(file, memoryview(_END.pack(len(table), zlib.crc32(table), _MAGIC)))
 
 
-def read_blocks(file: int, where: str, names: Collection[str] | None = None) -> dict[str, StateBlock]:
+def read_blocks(file: int, path: str, names: Collection[str] | None = None) -> dict[str, StateBlock]:
     """Returns blocks of a file by their names; their data is mapped from the file, not copied.
 
     Args:
@@ -97,16 +97,16 @@ def read_blocks(file: int, where: str, names: Collection[str] | None = None) -> 
     Raises:
       SnapshotError: the file is incomplete or corrupt, or lacks a block.
     """
-    content, records = _table(file, where)
-    found: dict[str, StateBlock] = {}
+    content, records = _table(file, path)
+    blocks: dict[str, StateBlock] = {}
     for name in records if names is None else names:
         if name not in records:
-            raise SnapshotError(f"{where} has no block {name}")
-        found[name] = _read_block(content, records[name], where)
-    return found
+            raise SnapshotError(f"{path} has no block {name}")
+        blocks[name] = _read_block(content, records[name], path)
+    return blocks
 
 
-def block_names(file: int, where: str) -> tuple[str, ...]:
+def block_names(file: int, path: str) -> tuple[str, ...]:
     """Returns the names of the blocks of a file.
 
     Args:
@@ -116,10 +116,10 @@ def block_names(file: int, where: str) -> tuple[str, ...]:
     Raises:
       SnapshotError: the file is incomplete, or its table is corrupt.
     """
-    return tuple(_table(file, where)[1])
+    return tuple(_table(file, path)[1])
 
 
-def _table(file: int, where: str) -> tuple[memoryview, dict[str, _BlockRecord]]:
+def _table(file: int, path: str) -> tuple[memoryview, dict[str, _BlockRecord]]:
     """Returns the content of a file without its table, and the table by the names of blocks.
 
     Raises:
@@ -127,25 +127,25 @@ def _table(file: int, where: str) -> tuple[memoryview, dict[str, _BlockRecord]]:
     """
     size = os.fstat(file).st_size
     if size < _END.size:
-        raise _corrupt(where, f"it has {size} bytes")
+        raise _corrupt(path, f"it has {size} bytes")
     content = memoryview(mmap.mmap(file, 0, prot=mmap.PROT_READ))
     length, checksum, magic = _END.unpack(content[-_END.size :])
     if magic != _MAGIC or length > size - _END.size:
-        raise _corrupt(where, "it has no table of blocks")
+        raise _corrupt(path, "it has no table of blocks")
     table = content[size - _END.size - length : size - _END.size]
     if zlib.crc32(table) != checksum:
-        raise _corrupt(where, "wrong checksum of its table of blocks")
+        raise _corrupt(path, "wrong checksum of its table of blocks")
     try:
         records = {record.name: record for record in msgspec.json.decode(table, type=list[_BlockRecord])}
     except msgspec.DecodeError as error:
-        raise _corrupt(where, str(error)) from None
+        raise _corrupt(path, str(error)) from None
     return content[: size - _END.size - length], records
 
 
-def _read_block(content: memoryview, record: _BlockRecord, where: str) -> StateBlock:
+def _read_block(content: memoryview, record: _BlockRecord, path: str) -> StateBlock:
     view = content[record.offset : record.offset + record.nbytes]
     if len(view) != record.nbytes or _checksum(view) != record.checksum:
-        raise _corrupt(where, f"wrong checksum of block {record.name}")
+        raise _corrupt(path, f"wrong checksum of block {record.name}")
     data = np.frombuffer(view, np.dtype(record.dtype)).reshape(record.shape)
     return StateBlock(record.name, record.index, data)
 
@@ -158,8 +158,8 @@ def _checksum(data: memoryview) -> int:
     return zlib.crc32(data[size:], zlib.crc32(sums.tobytes()))
 
 
-def _corrupt(where: str, what: str) -> SnapshotError:
-    return SnapshotError(f"{where} is corrupt: {what}")
+def _corrupt(path: str, problem: str) -> SnapshotError:
+    return SnapshotError(f"{path} is corrupt: {problem}")
 
 
 def _write(file: int, data: memoryview) -> None:

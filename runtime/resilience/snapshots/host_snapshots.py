@@ -183,7 +183,7 @@ class HostSnapshots:
 
     def versions(self) -> dict[VersionKey, StoredCopies]:
         """Returns all versions that have complete copies."""
-        found: dict[VersionKey, StoredCopies] = {}
+        copies_of: dict[VersionKey, StoredCopies] = {}
         for name, key in self._version_folders():
             with contextlib.suppress(FileNotFoundError):
                 folder = open_folder(Path(name), self._folder, create=False)
@@ -193,8 +193,8 @@ class HostSnapshots:
                     os.close(folder)
                 numbers = frozenset(int(m[1]) for file in files if (m := _BLOCKS.fullmatch(file)))
                 if numbers:
-                    found[key] = StoredCopies(numbers, _COMMITTED in files)
-        return found
+                    copies_of[key] = StoredCopies(numbers, _COMMITTED in files)
+        return copies_of
 
     def commit(self, key: VersionKey, record: bytes = b"") -> None:
         """Records that a version is committed.
@@ -320,16 +320,16 @@ class HostSnapshots:
         except FileNotFoundError:
             raise SnapshotError(f"{self._named(key, copy)} does not exist") from None
         except OSError as error:
-            what = "is a link" if is_link(name, version) else f"cannot be read: {error.strerror}"
-            raise SnapshotError(f"{self._named(key, copy)} {what}") from None
+            reason = "is a link" if is_link(name, version) else f"cannot be read: {error.strerror}"
+            raise SnapshotError(f"{self._named(key, copy)} {reason}") from None
         if (problem := exposure(os.fstat(file))) is not None:
             os.close(file)
             raise SnapshotError(f"{self._named(key, copy)} {problem}")
         return file
 
     def _named(self, key: VersionKey, copy: int | None) -> str:
-        which = "" if copy is None else f", copy {copy},"
-        return f"snapshot {_name(key)}{which} in {self.path}"
+        suffix = "" if copy is None else f", copy {copy},"
+        return f"snapshot {_name(key)}{suffix} in {self.path}"
 
     def _version_folders(self) -> list[tuple[str, VersionKey]]:
         names = ((name, _VERSION.fullmatch(name)) for name in names_in(self._folder))
@@ -354,8 +354,8 @@ class HostSnapshots:
                 remove_files(self._folder, name)
 
     def _free_bytes(self) -> int:
-        found = os.fstatvfs(self._folder)
-        return found.f_bavail * found.f_frsize
+        status = os.fstatvfs(self._folder)
+        return status.f_bavail * status.f_frsize
 
     def _used_bytes(self) -> int:
         return sum(status.st_size for status in files_below(self._folder))

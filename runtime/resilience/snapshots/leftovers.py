@@ -41,7 +41,7 @@ def find_leftovers(folder: str | os.PathLike[str]) -> list[SnapshotLeftover]:
     Raises:
       SnapshotError: the folder is a link, or other users may enter it.
     """
-    found = []
+    leftovers = []
     for cluster, host, lock, opened in _unused(Path(folder)):
         files = files_below(opened)
         owner = (read_file(opened, OWNER) or b"").decode(errors="replace")
@@ -49,8 +49,8 @@ def find_leftovers(folder: str | os.PathLike[str]) -> list[SnapshotLeftover]:
         newest = max((status.st_mtime for status in files), default=0.0)
         count = sum(status.st_size for status in files)
         seconds = max(0.0, time.time() - newest)
-        found.append(SnapshotLeftover(cluster, host, count, seconds, owner))
-    return sorted(found, key=lambda leftover: (leftover.cluster, leftover.host))
+        leftovers.append(SnapshotLeftover(cluster, host, count, seconds, owner))
+    return sorted(leftovers, key=lambda leftover: (leftover.cluster, leftover.host))
 
 
 def remove_leftovers(
@@ -68,9 +68,9 @@ def remove_leftovers(
       is_over: a function that returns whether snapshots can never be used again.
     """
     old = {
-        (one.cluster, one.host): one
-        for one in find_leftovers(folder)
-        if one.seconds >= seconds or is_over(one)
+        (candidate.cluster, candidate.host): candidate
+        for candidate in find_leftovers(folder)
+        if candidate.seconds >= seconds or is_over(candidate)
     }
     removed = []
     for cluster, host, lock, opened in _unused(Path(folder)):

@@ -18,12 +18,12 @@ _PROCESS = r"([0-9a-f]{32})-([0-9]{1,10})"
 _TOKEN = r"([0-9a-f]{32})"
 
 _OWN_PATTERN = rf"run-{_PROCESS}-{_TOKEN}"
-_KEPT = "kept-"
+_RESUMABLE = "kept-"
 
-RUN_PATTERN = rf"\A(?:{_OWN_PATTERN}|{_KEPT}{_TOKEN})\Z"
+RUN_PATTERN = rf"\A(?:{_OWN_PATTERN}|{_RESUMABLE}{_TOKEN})\Z"
 """Pattern of names by controllers. No other process can guess the 128 bits of the token."""
 
-_OWN = re.compile(rf"\A{_OWN_PATTERN}\Z")
+_OF_PROCESS = re.compile(rf"\A{_OWN_PATTERN}\Z")
 _OF_CLIENT = re.compile(rf"\Aclient-{_PROCESS}-([0-9]{{1,10}})-{_TOKEN}\Z")
 
 
@@ -34,12 +34,12 @@ def run_name(token: str) -> str:
 
 def kept_run_name(token: str) -> str:
     """Returns the name of a run that another process can resume after a kill of this one."""
-    return f"{_KEPT}{token}"
+    return f"{_RESUMABLE}{token}"
 
 
 def is_kept(name: str) -> bool:
     """Returns whether another process can resume a run."""
-    return name.startswith(_KEPT)
+    return name.startswith(_RESUMABLE)
 
 
 def client_run_name(service: str, client: int, run: str) -> str:
@@ -59,7 +59,7 @@ def client_of(name: str, service: str) -> int | None:
 
 def is_over(name: str) -> bool:
     """Returns whether a run depends on a process of this machine that has exited."""
-    match = _OWN.fullmatch(name) or _OF_CLIENT.fullmatch(name)
+    match = _OF_PROCESS.fullmatch(name) or _OF_CLIENT.fullmatch(name)
     return match is not None and has_exited(f"{match[1]}-{match[2]}")
 
 
@@ -83,7 +83,7 @@ def remove_client_runs(
         client = client_of(name, service)
         return client is not None and has_ended(client)
 
-    remove_leftovers(folder, math.inf, lambda one: is_of_ended_client(one.cluster))
+    remove_leftovers(folder, math.inf, lambda leftover: is_of_ended_client(leftover.cluster))
     # A worker may have been killed between the removal of the files and of the folder.
     for path in [*Path(folder).iterdir()]:
         if is_of_ended_client(path.name):

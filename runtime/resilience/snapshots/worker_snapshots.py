@@ -100,11 +100,11 @@ class _SnapshotRun:
 
     def report(self) -> list[tuple[int, int, list[str]]]:
         """Returns the step, the attempt and the names of the blocks of each readable version."""
-        found = []
+        versions = []
         for key in self.snapshots.versions():
             with contextlib.suppress(SnapshotError):
-                found.append((key.step, key.attempt, [*self.copies(key)]))
-        return found
+                versions.append((key.step, key.attempt, [*self.copies(key)]))
+        return versions
 
     def read(self, key: VersionKey, names: Collection[str]) -> dict[str, StateBlock]:
         """Returns blocks of a version; see `HostSnapshots.read`."""
@@ -229,32 +229,32 @@ def open_run(*, run: RunName) -> dict[str, Any]:
     """
     memory, name = _served(), _folder_of(run)
     if name not in _runs:
-        remove_leftovers(memory.folder, _OLD_SECONDS, lambda one: is_over(one.cluster))
+        remove_leftovers(memory.folder, _OLD_SECONDS, lambda leftover: is_over(leftover.cluster))
         opened = _SnapshotRun(name, _open(memory.folder, name, context().host), _NewerVersions((), None))
         with _guard:
             if context().client not in _released:
                 _runs[name] = opened
         if name not in _runs:
             opened.snapshots.remove()
-    own = _run(run)
+    this_run = _run(run)
     if is_kept(name):
-        own.snapshots.set_owner(memory.owner)
-    device, count = own.snapshots.space()
+        this_run.snapshots.set_owner(memory.owner)
+    device, count = this_run.snapshots.space()
     return {
         "machine": this_machine(),
         "device": device,
         "bytes": count,
         "folder": str(memory.folder),
-        "versions": own.report(),
+        "versions": this_run.report(),
     }
 
 
 @_for_clients
 def read_records(*, run: RunName) -> list[tuple[int, int, str]]:
     """Returns the step, the attempt and the record of each committed version."""
-    own = _run(run).snapshots
-    committed = [key for key, stored in own.versions().items() if stored.is_committed]
-    return [(key.step, key.attempt, own.record(key).decode(errors="replace")) for key in committed]
+    snapshots = _run(run).snapshots
+    committed = [key for key, stored in snapshots.versions().items() if stored.is_committed]
+    return [(key.step, key.attempt, snapshots.record(key).decode(errors="replace")) for key in committed]
 
 
 @_for_clients
@@ -263,11 +263,13 @@ def free_memory(*, run: RunName) -> dict[str, int]:
 
     Not for clients of a service, which may not remove such runs.
     """
-    own = _run(run)
+    opened = _run(run)
     if not context().client:
         folder = _served().folder
-        remove_leftovers(folder, _OLD_SECONDS, lambda one: is_over(one.cluster) or has_exited(one.owner))
-    return {"bytes": own.snapshots.space()[1]}
+        remove_leftovers(
+            folder, _OLD_SECONDS, lambda leftover: is_over(leftover.cluster) or has_exited(leftover.owner)
+        )
+    return {"bytes": opened.snapshots.space()[1]}
 
 
 @_for_clients
@@ -358,16 +360,16 @@ def receive(
       key: the version.
       address: the address of its `Probes`; a process there that is not a worker of the cluster is refused.
     """
-    version, own = VersionKey(*key), _run(run)
-    with _served().streams.read(host, address, own.name, version, blocks) as (count, chunks):
+    version, opened = VersionKey(*key), _run(run)
+    with _served().streams.read(host, address, opened.name, version, blocks) as (count, chunks):
 
         def needed() -> Any:
             for chunk in chunks:
-                if version not in own.kept:
+                if version not in opened.kept:
                     raise SnapshotError(f"{version} was dropped while it was received")
                 yield chunk
 
-        own.snapshots.receive(version, copy, count, needed())
+        opened.snapshots.receive(version, copy, count, needed())
 
 
 @_for_clients
@@ -385,14 +387,14 @@ def fetch(
       An empty dictionary; after an error its text, and whether the other host cannot read the blocks itself.
     """
     try:
-        own = _run(run)
-        with _served().streams.read(host, address, own.name, VersionKey(*key), blocks) as (_, chunks):
+        opened = _run(run)
+        with _served().streams.read(host, address, opened.name, VersionKey(*key), blocks) as (_, chunks):
             file = os.memfd_create("snapshot")
             try:
                 for chunk in chunks:
                     os.write(file, chunk)
-                found = read_blocks(file, f"snapshot of host {host}", blocks)
-                own.fetched.setdefault(context().lane, {}).update(found)
+                fetched = read_blocks(file, f"snapshot of host {host}", blocks)
+                opened.fetched.setdefault(context().lane, {}).update(fetched)
             finally:
                 os.close(file)
     except StreamError as error:
@@ -411,9 +413,9 @@ def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]
       key: the version.
       leaves: for each array the rows and the name of each of its blocks; its shards consist of whole blocks.
     """
-    own, call = _run(run), context()
+    opened, call = _run(run), context()
     # Blocks in other lanes are of other reads: a save to disk may run beside a restore.
-    fetched = own.fetched.pop(call.lane, {})
+    fetched = opened.fetched.pop(call.lane, {})
     if len(leaves) != len(call.results):
         raise SnapshotError(f"read: blocks of {len(leaves)} arrays for {len(call.results)}")
     # For each array and each of its devices on this host, the blocks of the shard.
@@ -422,12 +424,12 @@ def read(*, run: RunName, key: Version, leaves: list[list[tuple[Rows, BlockName]
         for leaf, result, sharding in zip(leaves, call.results, call.shardings, strict=True)
     ]
     needed = {name for shards in named for blocks in shards.values() for _, name in blocks}
-    found = fetched | own.read(VersionKey(*key), needed - fetched.keys())
+    data = fetched | opened.read(VersionKey(*key), needed - fetched.keys())
     return [
         _array(
             result,
             sharding,
-            {shard: [(rows, found[name]) for rows, name in blocks] for shard, blocks in shards.items()},
+            {shard: [(rows, data[name]) for rows, name in blocks] for shard, blocks in shards.items()},
         )
         for shards, result, sharding in zip(named, call.results, call.shardings, strict=True)
     ]
@@ -454,9 +456,9 @@ def commit(*, run: RunName, key: Version, record: VersionRecord) -> None:
       key: the version.
       record: the record from which another controller can resume.
     """
-    own = _run(run).snapshots
-    if VersionKey(*key) in own.versions():
-        own.commit(VersionKey(*key), record.encode())
+    snapshots = _run(run).snapshots
+    if VersionKey(*key) in snapshots.versions():
+        snapshots.commit(VersionKey(*key), record.encode())
 
 
 @_for_clients
@@ -467,20 +469,20 @@ def keep(*, run: RunName, keys: list[Version], newest: Version | None) -> None:
       keys: the versions to keep.
       newest: the last version that may be removed; None to remove none.
     """
-    own = _run(run)
-    own.kept = _NewerVersions(
+    opened = _run(run)
+    opened.kept = _NewerVersions(
         [VersionKey(*key) for key in keys], None if newest is None else VersionKey(*newest)
     )
-    own.snapshots.keep(own.kept)
+    opened.snapshots.keep(opened.kept)
 
 
 @_for_clients
 def close_run(*, run: RunName) -> None:
     """Removes all versions of a run on this host."""
     with _guard:
-        own = _runs.pop(_folder_of(run), None)
-    if own is not None:
-        own.snapshots.remove()
+        opened = _runs.pop(_folder_of(run), None)
+    if opened is not None:
+        opened.snapshots.remove()
 
 
 def _open(path: Path, run: str, host: int) -> HostSnapshots:
@@ -512,21 +514,21 @@ def _run(run: str) -> _SnapshotRun:
 
 
 def _opened(name: str) -> _SnapshotRun:
-    if (own := _runs.get(name)) is None:
+    if (opened := _runs.get(name)) is None:
         raise SnapshotError(f"run {name} is closed")
-    return own
+    return opened
 
 
 def _open_blocks(name: str, key: VersionKey, blocks: Collection[str]) -> int:
     """Returns a file with blocks of a version: the file of a copy, if it has these blocks alone."""
-    own = _opened(name)
-    copies = own.copies(key)
+    opened = _opened(name)
+    copies = opened.copies(key)
     for number in {copies[name] for name in blocks if name in copies}:
-        if set(own.snapshots.names(key, number)) == set(blocks):
-            return own.snapshots.open_copy(key, number)
+        if set(opened.snapshots.names(key, number)) == set(blocks):
+            return opened.snapshots.open_copy(key, number)
     file = os.memfd_create("snapshot")
     try:
-        write_blocks(file, own.read(key, blocks).values())
+        write_blocks(file, opened.read(key, blocks).values())
     except BaseException:
         os.close(file)
         raise
@@ -562,7 +564,7 @@ def _blocks_of(shard: Bounds, blocks: Sequence[tuple[Rows, str]]) -> list[tuple[
     Raises:
       SnapshotError: the blocks do not cover the shard.
     """
-    found = {
+    within = {
         rows_within(rows, shard): name
         for rows, name in blocks
         if len(rows) == len(shard)
@@ -570,9 +572,9 @@ def _blocks_of(shard: Bounds, blocks: Sequence[tuple[Rows, str]]) -> list[tuple[
             first <= start <= stop <= last for (start, stop), (first, last) in zip(rows, shard, strict=True)
         )
     }
-    if not found or sum(_size(rows) for rows in found) != _size(shard):
+    if not within or sum(_size(rows) for rows in within) != _size(shard):
         raise SnapshotError(f"read: no blocks have the rows {[*shard]}")
-    return [*found.items()]
+    return [*within.items()]
 
 
 def _size(bounds: Bounds) -> int:
@@ -586,7 +588,7 @@ def _array(result: Any, sharding: Any, shards: dict[Bounds, list[tuple[Bounds, S
       SnapshotError: a block has another type.
     """
     dtype = jax.numpy.dtype(result.dtype)
-    for bounds, block in (one for blocks in shards.values() for one in blocks):
+    for bounds, block in (shard_block for blocks in shards.values() for shard_block in blocks):
         if block.data.dtype != dtype or block.data.shape != shape_of(bounds):
             raise SnapshotError(
                 f"read: block {block.name} is {block.data.dtype}{[*block.data.shape]}, and the array is "

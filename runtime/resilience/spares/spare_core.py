@@ -174,17 +174,17 @@ class SpareCore:
         for number, since in [*self._warming.items()]:
             if now - since > WARM_SECONDS:
                 del self._warming[number]
-                why = f"a spare worker was not ready within {WARM_SECONDS:.0f} seconds"
-                effects += [KillSpare(number), *self._fail(0.0, now, why)]
+                reason = f"a spare worker was not ready within {WARM_SECONDS:.0f} seconds"
+                effects += [KillSpare(number), *self._fail(0.0, now, reason)]
         return effects
 
-    def _fail(self, lived: float, now: float, why: str) -> list[SpareEffect]:
+    def _fail(self, lived: float, now: float, reason: str) -> list[SpareEffect]:
         self._failures = 1 if lived >= STEADY_SECONDS else self._failures + 1
         if self._failures < MAX_FAILURES:
             pause = PAUSES[self._failures - 1]
             self._delay(now + pause)
-            return [LogSpares(logging.WARNING, f"{why}; another one starts after {pause:.0f} s")]
-        self.problem = f"{why}, the last of {MAX_FAILURES} that failed in a row; no more are started"
+            return [LogSpares(logging.WARNING, f"{reason}; another one starts after {pause:.0f} s")]
+        self.problem = f"{reason}, the last of {MAX_FAILURES} that failed in a row; no more are started"
         return [LogSpares(logging.ERROR, self.problem)]
 
     def _refill(self, now: float) -> list[SpareEffect]:

@@ -114,10 +114,12 @@ class SparePool(SpareWorkers):
         with self._changed:
             while (number := self._core.take()) is not None:
                 child, before = self._children[number]
-                how = child.exit_status(0)
-                why = before.difference(now) if how is None else f"it has exited ({how})"
-                if why is not None:
-                    self._notify(SpareUnfit(number, why))
+                exit_status = child.exit_status(0)
+                difference = (
+                    before.difference(now) if exit_status is None else f"it has exited ({exit_status})"
+                )
+                if difference is not None:
+                    self._notify(SpareUnfit(number, difference))
                     continue
                 del self._children[number]
                 child.configure(config)
@@ -179,5 +181,5 @@ class SparePool(SpareWorkers):
             if number not in self._children:
                 return
             del self._children[number]
-            how = child.exit_status(_EXIT_SECONDS) or "it closed its output"
-            self._notify(SpareFailed(number, f"a spare worker exited ({how})"))
+            exit_status = child.exit_status(_EXIT_SECONDS) or "it closed its output"
+            self._notify(SpareFailed(number, f"a spare worker exited ({exit_status})"))
