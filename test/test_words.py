@@ -20,7 +20,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-FOLDERS = ("dialect", "passes", "runtime", "compiler", "tools", "bench", "examples", "docs", "test")
+PACKAGES = ("dialect", "passes", "runtime", "compiler", "tools")
+
+FOLDERS = (*PACKAGES, "bench", "examples", "docs", "test")
 
 EXCEPTIONS = {
     # The key of `pw.times` in the IR.
@@ -77,6 +79,32 @@ PROSE = (
     (r"\bguests?\b|\bgreet\w*|\blobby\b|\bdoors?\b|\bkeeper\b", "peer, handshake, acceptor"),
 )
 """Phrases that stand in no docstring, comment or message, with what to write instead."""
+
+CLAUSES = {
+    "those that": r"\bthose (?:that|which|who|whose|of)\b",
+    "what it": r"\bwhat (?:it|they|is|are|was|were|has|have)\b",
+    "goes on": r"\b(?:go|goes|going|went) on\b",
+    "has X done": r"\bha(?:s|ve) (?:an?|the|its|their|all|each|every)(?: \w+){1,3} "
+    r"(?:copied|done|issued|loaded|made|read|removed|restored|run|sent|written)\b",
+    "is no": r"(?<!there )\b(?:is|are|was|were) no\b(?! (?:earlier|later|less|longer|more)\b)",
+}
+"""Clauses whose subject is not a thing, or whose verb says little."""
+
+PRONOUNS = re.compile(r"(?:found|given|how|kept|known|one|own|taken|there|wanted|what|where|which|whole)s?")
+"""Pronouns and participles, which do not name a value; `why`, a field of many events, does."""
+
+PLAIN_ROOMS = ("compiler/resilience", "runtime/resilience", "passes/schedule/replicas")
+"""Rooms whose docstrings are free of `CLAUSES`, and names of `PRONOUNS`."""
+
+CLAUSE_LIMITS = {
+    "those that": 0,
+    "what it": 0,
+    "goes on": 0,
+    "has X done": 0,
+    "is no": 0,
+    "pronoun": 0,
+}
+"""Limits on such clauses and names in the other rooms of the package, which are to come down to zero."""
 
 _ANY_PROSE = re.compile("|".join(pattern for pattern, _ in PROSE), re.IGNORECASE)
 
@@ -143,6 +171,20 @@ def findings(file: str, text: str) -> Iterator[Finding]:
     for line, prose in (*docstrings(nodes), *comments(text)):
         for lines, wording in phrases(prose):
             yield Finding(file, line + lines, "prose", wording)
+
+
+def clauses(file: str, text: str) -> Iterator[Finding]:
+    """Yields the clauses of docstrings without a thing as subject, and names that are pronouns."""
+    nodes = nodes_of(text)
+    for line, prose in docstrings(nodes):
+        for rule, pattern in CLAUSES.items():
+            for found in re.finditer(pattern, prose, re.IGNORECASE):
+                lines = prose[: found.start()].count("\n")
+                yield Finding(file, line + lines, rule, repr(" ".join(found[0].split())))
+    for node in nodes:
+        name = defined_name(node)
+        if name is not None and PRONOUNS.fullmatch(name.strip("_").lower()):
+            yield Finding(file, getattr(node, "lineno", 1), "pronoun", name)
 
 
 def docstring(node: ast.AST) -> str:
@@ -234,19 +276,23 @@ def is_third_person(word: str) -> bool:
     return re.fullmatch("[A-Z][a-z-]+s", word) is not None
 
 
+def defined_name(node: ast.AST) -> str | None:
+    """Returns the name that a node defines; None for tests and other nodes."""
+    match node:
+        case ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            return name
+        case ast.FunctionDef(name=name) if not name.startswith("test_"):
+            return name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+    return None
+
+
 def names(node: ast.AST, file: str) -> Iterator[Place]:
     """Yields the names that a node defines and that have a word of `NAMES`."""
-    match node:
-        case ast.Module():
-            name = Path(file).stem
-        case ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
-            pass
-        case ast.FunctionDef(name=name) if not name.startswith("test_"):
-            pass
-        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-            pass
-        case _:
-            return
+    name = Path(file).stem if isinstance(node, ast.Module) else defined_name(node)
+    if name is None:
+        return
     line = getattr(node, "lineno", 1)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).strip("_").lower().split("_")
     for before, word in zip(("", *words), words, strict=False):
@@ -293,7 +339,7 @@ def strings(node: ast.AST) -> Iterator[str]:
 def classes_of_one_name() -> Iterator[str]:
     """Yields the names that two classes of the package have, with both places."""
     places = collections.defaultdict(list)
-    for folder in ("dialect", "passes", "runtime", "compiler", "tools"):
+    for folder in PACKAGES:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in nodes_of(path.read_text()):
                 if isinstance(node, ast.ClassDef):
@@ -306,6 +352,12 @@ def counts(found: list[Finding]) -> str:
     return "\n".join(f"{count:5} {rule}" for rule, count in rules.most_common())
 
 
+def clauses_of_package() -> Iterator[Finding]:
+    for folder in PACKAGES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield from clauses(str(path.relative_to(ROOT)), path.read_text())
+
+
 @functools.cache
 def all_findings() -> list[Finding]:
     return [finding for folder in FOLDERS for finding in findings_below(folder)]
@@ -316,6 +368,15 @@ def test_words_are_plain() -> None:
     new = [f for f in found if f.key not in EXCEPTIONS]
     assert not new, "\n".join(("", *map(str, new), "", counts(new)))
     assert {f.key for f in found} >= EXCEPTIONS, "no exception any more: remove it from the table"
+
+
+def test_clauses_have_things_as_subjects() -> None:
+    found = [*clauses_of_package()]
+    plain = [f for f in found if any(is_below(f.file, room) for room in PLAIN_ROOMS)]
+    assert not plain, "\n".join(("", *map(str, plain)))
+    rules = collections.Counter(finding.rule for finding in found)
+    above = {rule: count for rule, count in rules.items() if count > CLAUSE_LIMITS[rule]}
+    assert not above, "`python test/test_words.py FOLDER` lists them"
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -341,6 +402,22 @@ def test_each_rule_finds_what_breaks_it(source: str, expected: str) -> None:
     assert [str(found) for found in findings("tools/example.py", source)] == [f"tools/example.py:{expected}"]
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('"""Rows of those that ran."""', "1: those that: 'those that'"),
+        ('"""Rows.\n\nKeeps what is left."""', "3: what it: 'what is'"),
+        ('"""Run that goes on."""', "1: goes on: 'goes on'"),
+        ('"""Core that has the version restored."""', "1: has X done: 'has the version restored'"),
+        ('"""Leaf that is no array."""', "1: is no: 'is no'"),
+        ("_found = []", "1: pronoun: _found"),
+    ],
+    ids=("those", "what", "goes-on", "has-done", "is-no", "name"),
+)
+def test_each_rule_of_clauses_finds_what_breaks_it(source: str, expected: str) -> None:
+    assert [str(found) for found in clauses("tools/example.py", source)] == [f"tools/example.py:{expected}"]
+
+
 def test_good_words_pass() -> None:
     source = '''"""Fair-share scheduler for the steps of many clients."""
 
@@ -354,12 +431,12 @@ class Scheduler:
     def dispatch(self) -> None:
         """Dispatches pending steps, of one client in turn."""
 '''
-    assert not list(findings("tools/example.py", source))
+    assert not [*findings("tools/example.py", source), *clauses("tools/example.py", source)]
 
 
 if __name__ == "__main__":
     for folder in sys.argv[1:]:
-        found = list(findings_below(folder))
+        found = [*findings_below(folder), *(f for f in clauses_of_package() if is_below(f.file, folder))]
         print("\n".join((*map(str, found), "", counts(found))))
     if not sys.argv[1:]:
-        print(counts(all_findings()))
+        print(counts([*all_findings(), *clauses_of_package()]))

@@ -105,9 +105,9 @@ class HostStore(SnapshotStore):
         places: dict[int, HostPlace] = {}
         for gang, call in self._islands.open_all():
             for host, opened in zip(gang.hosts, self._calls.values(call), strict=True):
-                self._space.found[host.index] = opened
+                self._space.reports[host.index] = opened
                 places[host.index] = HostPlace(gang.number, opened["machine"])
-        numbers = frozenset(range(len(self._islands.known)))
+        numbers = frozenset(range(len(self._islands.islands)))
         self.topology = ReplicaTopology(places, (numbers,), self._holdings)
         self._read_stored(state)
         self._copies = BlockCopies(self._calls, self._islands, self._states, places)
@@ -120,7 +120,7 @@ class HostStore(SnapshotStore):
           ValueError: the versions are of another state.
         """
         blocks: dict[VersionKey, dict[int, Blocks]] = {}
-        for host, reply in self._space.found.items():
+        for host, reply in self._space.reports.items():
             for step, attempt, names in reply["versions"]:
                 blocks.setdefault(VersionKey(step, attempt), {})[host] = frozenset(names)
         if not blocks:
@@ -132,7 +132,7 @@ class HostStore(SnapshotStore):
         for call in self._calls.call_gangs(self._islands.present(), "read_records", {}):
             for reply in self._calls.values(call):
                 records |= {VersionKey(step, attempt): text for step, attempt, text in reply}
-        recorded = read_versions(records, state, [island.gang for island in self._islands.known])
+        recorded = read_versions(records, state, [island.gang for island in self._islands.islands])
         tree = jax.tree.structure(state)
         self._states = {
             key: StateOnHosts(tree, version.leaves, {}, version.replicas, None, blocks[key], records[key])
@@ -265,7 +265,7 @@ class HostStore(SnapshotStore):
             for leaf in state.leaves
         ]
         places = state.places(replicas)
-        for island in self._islands.known:
+        for island in self._islands.islands:
             hosts = [host.index for host in island.gang.hosts]
             island_loads = [load for load in loads if load.host in hosts]
             if island_loads and island.is_present:
@@ -357,7 +357,7 @@ class HostStore(SnapshotStore):
         state, replicas = self._states[key], self._running
         if self._replicas is not None:
             # The running replicas may be lost by now.
-            islands = {number for number, island in enumerate(self._islands.known) if island.is_present}
+            islands = {number for number, island in enumerate(self._islands.islands) if island.is_present}
             replicas = self._replicas.able(islands) or replicas
         if absent := sorted(
             {self.topology.hosts[n].island for n in state.holdings(replicas) if not self._is_present(n)}
@@ -397,7 +397,7 @@ class HostStore(SnapshotStore):
                 "loss, kill a worker of a service of your own: pw.status() has their process ids"
             )
         if not returns:
-            self._islands.known[island].is_away = True
+            self._islands.islands[island].is_away = True
         gang = self._client.pool.gangs[island]
         if memory:
             with contextlib.suppress(HostError):
@@ -405,18 +405,18 @@ class HostStore(SnapshotStore):
                     "close_run", gang, [host.index for host in gang.hosts], next(lanes), {}
                 )
                 self._client.wait_for_call(call)
-                self._islands.known[island].has_memory = False
+                self._islands.islands[island].has_memory = False
         for host in gang.hosts:
             host.process.kill()
 
     @override
     def return_island(self, island: int) -> None:
-        self._islands.known[island].is_away = False
+        self._islands.islands[island].is_away = False
 
     @override
     def check(self, islands: Collection[int]) -> None:
         for number in islands:
-            self._islands.known[number].gang.life.check_open()
+            self._islands.islands[number].gang.life.check_open()
 
     @override
     def poll(self) -> list[ResilienceEvent]:
@@ -466,13 +466,13 @@ class HostStore(SnapshotStore):
         # Hosts without workers cannot remove their files; on this machine this process can.
         machine = this_machine()
         for folder in {
-            opened["folder"] for opened in self._space.found.values() if opened["machine"] == machine
+            opened["folder"] for opened in self._space.reports.values() if opened["machine"] == machine
         }:
             with contextlib.suppress(OSError):
                 remove_leftovers(folder, math.inf, lambda leftover: leftover.cluster == self._calls.run)
 
     def _is_present(self, host: int) -> bool:
-        return self._islands.known[self.topology.hosts[host].island].is_present
+        return self._islands.islands[self.topology.hosts[host].island].is_present
 
 
 def _copied(leaf: Any) -> Any:

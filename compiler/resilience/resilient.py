@@ -172,7 +172,7 @@ class ResilientRun:
                 keeps = False
             else:
                 with contextlib.suppress(Exception):
-                    note, keeps = save_committed(self._metrics.given, self._disk, self._committed())
+                    note, keeps = save_committed(self._metrics.given_steps, self._disk, self._committed())
                     error.add_note(note)
         finally:
             self._close(keeps=keeps)
@@ -193,7 +193,7 @@ class ResilientRun:
         """
         checked_count("steps", count, least=0)
         recovery = self._opened()
-        while self._metrics.given < count:
+        while self._metrics.given_steps < count:
             self._mend_state()
             recovery.drain()
             recovery.tick()
@@ -481,8 +481,8 @@ def resilient(
       feeds: the program that reads the batches, and the name of its argument; by default the second argument
         of `train_step`, if it is a program.
       every: the number of steps from one version of the state to the next, or a time such as "10s".
-      directory: a folder for this run alone, in which versions are saved as checkpoints. A run that begins with
-        such a folder resumes from the last version in it, or from a later one in the memory of hosts.
+      directory: a folder for this run alone, in which versions are saved as checkpoints. A run that begins
+        with such a folder resumes from the last version in it, or from a later one in the memory of hosts.
       disk_every: how many versions are made for each that is saved to disk.
       max_to_keep: the number of versions that stay there.
       min_replicas: the smallest number of replicas that may run while islands are lost.
@@ -496,8 +496,8 @@ def resilient(
 
     Raises:
       TypeError: `feeds` is missing or not a program, or an argument has a wrong type.
-      ValueError: a number out of range, a `min_replicas` that no number of replicas meets, or a `step` without
-        such an argument.
+      ValueError: a number out of range, a `min_replicas` that no number of replicas meets, or a `step`
+        without such an argument.
 
     Example:
       ```python

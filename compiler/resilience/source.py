@@ -91,11 +91,11 @@ class RewindableSource:
         self._open(self.positions[step])
         self._next_step = step
 
-    def rewind_to_earlier_run(self, step: int, where: str) -> None:
+    def rewind_to_earlier_run(self, step: int, origin: str) -> None:
         """Restarts at the position before a step that an earlier run recorded.
 
         Args:
-          where: the place of the record, for messages.
+          origin: the place of the record, for messages.
 
         Raises:
           ValueError: the source does not accept the position.
@@ -106,7 +106,7 @@ class RewindableSource:
             raise
         except Exception as error:
             raise ValueError(
-                f"pw.resilient: {where}: the position of the source is {shown(self.positions[step])}, which "
+                f"pw.resilient: {origin}: the position of the source is {shown(self.positions[step])}, which "
                 f"the source of this call does not accept ({type(error).__name__}: {shortened(str(error))}); "
                 "pass the source that the run began with, or another folder as directory="
             ) from error

@@ -46,7 +46,7 @@ class StepMetrics:
         self._shared: dict[Any, set[int]] = {}
 
     @property
-    def given(self) -> int:
+    def given_steps(self) -> int:
         """Number of steps whose metrics the body of the loop has."""
         return self.read_steps - len(self.ready)
 

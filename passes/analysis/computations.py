@@ -23,7 +23,7 @@ class Computations:
 
     Args:
       module: the module to append them to.
-      symbols: its symbols; those of new computations are added.
+      symbols: its symbols; the symbols of new computations are added.
     """
 
     def __init__(self, module: ir.Module, symbols: dict[str, ir.OpView]) -> None:

@@ -1,4 +1,4 @@
-"""Functions as passes change them: their bodies, signatures and arguments, and those that nothing needs."""
+"""Helpers of passes that change functions: bodies, signatures, arguments, and removal of dead functions."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def inlined(function: ir.OpView, operands: Sequence[ir.Value]) -> list[ir.Value]
 
 
 def inline_call(call: ir.OpView, callee: ir.OpView) -> None:
-    """Replaces a `func.call` by a copy of the body of what it calls, and erases it."""
+    """Replaces a `func.call` by a copy of the body of its callee, and erases it."""
     with ir.InsertionPoint(call), call.operation.location:
         results = inlined(callee, list(call.operands))
     replace(call, results)
 
 
 def referenced_functions(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> Iterator[ir.OpView]:
-    """Yields the functions that an operation names: those it calls, and bodies of what it does."""
+    """Yields the functions that an operation names: callees, and bodies such as reductions."""
     for name in dialect.referenced_symbols(op):
         function = symbols.get(name)
         if function is not None and function.operation.name == "func.func":

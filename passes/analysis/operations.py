@@ -80,7 +80,7 @@ def copy_into(
     """Copies operations to the insertion point.
 
     Args:
-      operations: the operations, in an order in which each follows what it reads.
+      operations: the operations, each after the operations that it reads.
       mapping: the value that copies read in the place of each; the results of copies are added.
       without: the attributes that copies do not have.
     """

@@ -27,7 +27,7 @@ class ShardingRule:
     """Rule of an operation: dimensions with one factor are cut together.
 
     Attributes:
-      results: those of each result.
+      operands, results: the factors of the dimensions of each.
     """
 
     operands: Sequence[Dims]
@@ -49,7 +49,7 @@ def attach_rules(functions: Iterable[ir.OpView]) -> None:
 
 
 def drop_rules(root: ir.Module | ir.OpView) -> None:
-    """Drops attached rules from a function, or all functions of a module; those of users stay."""
+    """Drops attached rules from a function, or all functions of a module; users' rules stay."""
     nested = "sdy-drop-sharding-rules"
     pipeline = f"func.func({nested})" if root.operation.name == "builtin.module" else nested
     run_mlir_passes(pipeline, root, verify_each=False)

@@ -37,7 +37,7 @@ class Timed(Protocol):
 
     Attributes:
       label: its name, with its microbatch.
-      computation: what it runs.
+      computation: its computation.
       origins: the placed calls that it stands for; none for glue.
     """
 
@@ -117,8 +117,8 @@ def times_of(
 
     Args:
       durations: the mapping that this module's documentation describes.
-      launches: those of the program.
-      computations: its computations; those that launches have unless given.
+      launches: the launches of the program.
+      computations: its computations; by default the computations of the launches.
 
     Raises:
       TimesError: a name that is not in the program, a number that is negative or not finite, or units and

@@ -27,7 +27,7 @@ _FREE = frozenset(
 
 
 class WorkEstimate:
-    """The floating point operations of computations: those of products, and one for each element of all else.
+    """Estimates of floating point operations: the exact number for products, one per element otherwise.
 
     The body of a loop counts once for each iteration, and once if their number is not known; of branches the
     longest counts. Work that devices share is not divided.

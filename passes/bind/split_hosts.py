@@ -105,7 +105,7 @@ class _Split:
     Attributes:
       indices: the transfers between hosts by their first result, numbered in the order of the program.
       lost: the values that may be donated or deleted before another host has them.
-      sent: those that each host sends as they are, and that last to the end.
+      sent: the values that each host sends unchanged, and holds to the end.
       numbers: the `pw.number` of each argument: of those of the caller the position among these.
     """
 
@@ -206,7 +206,7 @@ class _HostFunction:
         return {**kept, SLICE: dialect.make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
 
     def arguments(self, returned: Sequence[ir.Value]) -> list[int]:
-        """Returns the numbers of the host's arguments: those that it reads or must release."""
+        """Returns the numbers of the arguments that the host reads or must release."""
         read = {part for value in returned for part in parts_of(value)}
         for op in self.program.ops:
             if dialect.op_has(op, Trait.ORDERED) and self.source(op) == self.host:
@@ -266,7 +266,7 @@ class _HostFunction:
             self.values[mirror.results[0]] = copies[0]
 
     def release(self, release: dialect.ReleaseOp) -> None:
-        """Releases values on the host; those that were sent last to the end."""
+        """Releases values on the host; sent values stay to the end."""
         now: list[ir.Value] = []
         for value in release.operands:
             if value in self.values:

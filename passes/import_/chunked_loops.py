@@ -12,7 +12,7 @@ from pathways.passes.import_.branches.predicated import on_condition
 
 
 def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
-    """Replaces a `stablehlo.while` by one of `count` iterations, each on the condition that the loop goes on.
+    """Replaces a `stablehlo.while` by one of `count` iterations, which do nothing once the loop has ended.
 
     Iterations pass on a counter, whether the loop has ended, and the values of the loop that iterations
     change.
@@ -61,7 +61,7 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
 
 
 def _copied(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> Sequence[ir.Value]:
-    """Copies a block to the insertion point, for values of its arguments; returns what it hands out."""
+    """Copies a block to the insertion point, for values of its arguments; returns its results."""
     *operations, terminator = block.operations
     copy_into(operations, mapping)
     return [mapping.get(value, value) for value in terminator.operands]

@@ -14,7 +14,7 @@ from pathways.passes.manager.base import main_function
 
 
 def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int) -> None:
-    """Makes hidden arguments of `@main` of its constants, and of those of what it launches, above a size.
+    """Turns constants of `@main` and of its computations above a size into hidden arguments.
 
     A computation that is called as well, such as inside of a branch, keeps its constants.
 

@@ -56,7 +56,7 @@ class Inliner:
         return None
 
     def move_loops(self, function: ir.OpView, target: ir.OpView) -> None:
-        """Makes the loops of a function those of the one that it is copied to.
+        """Moves the loops of a function to the function that it is copied to.
 
         Loops that stand somewhere else already become other loops: each copy works through a batch of its
         own. JAX makes several functions of one as well, such as one for each choice of results that are

@@ -77,7 +77,7 @@ class LoopMarker:
                 reduced.update(dict.fromkeys(op.results, before))
 
     def around(self, loop: str | None) -> list[str]:
-        """Returns a loop, and those that it is inside of, innermost first."""
+        """Returns a loop and the loops around it, innermost first."""
         loops = []
         while loop is not None:
             loops.append(loop)
@@ -85,7 +85,7 @@ class LoopMarker:
         return loops
 
     def loop_read(self, op: ir.OpView, read: Iterable[str]) -> str | None:
-        """Returns the innermost loop of an operation, by its own mark and the loops of what it reads."""
+        """Returns the innermost loop of an operation, by its mark and the loops of its operands."""
         loops = dict.fromkeys(read)
         if not isinstance(op, PwOp) and (own := loop_of_op(op)) is not None:
             loops[own] = None
@@ -102,7 +102,7 @@ class LoopMarker:
             self.fail_outside(op, loop)
 
     def check_inside(self, op: ir.OpView, inner: str | None, loop: str | None) -> None:
-        """Checks that what is in `inner` may read a value of a loop."""
+        """Checks that an operation in `inner` may read a value of a loop."""
         around = self.around(inner)
         if loop is None or loop in around:
             return

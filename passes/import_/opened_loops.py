@@ -170,7 +170,7 @@ class OpenedLoop:
         return next(n for n, other in self.carries.items() if other is carry)
 
     def handed_on(self, carry: CarryOp, following: ir.Value) -> ir.Value:
-        """Returns the last value of what is carried."""
+        """Returns the final value of a carried value."""
         return NextOp.build(
             [carry.results[0], following],
             [following.type],

@@ -168,7 +168,7 @@ def _enter_loop(traced: TracedProgram, op: ir.OpView, loop: LoopOp) -> None:
 
 
 def _refuse_slices_inside(traced: TracedProgram, op: ir.OpView, calls: Sequence[ir.OpView]) -> NoReturn:
-    """Refuses calls of several slices in what is neither loop nor branch, such as a reduction."""
+    """Refuses calls of several slices in regions other than loops and branches, such as reductions."""
     first, second = (traced.metadata_of(call) for call in calls[:2])
     fail(
         calls[1],

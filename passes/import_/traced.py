@@ -23,7 +23,7 @@ class TracedProgram:
     """A program that is being imported.
 
     Attributes:
-      symbols: its symbols; those who add or rename some keep it up to date.
+      symbols: its symbols; code that adds or renames symbols keeps it up to date.
     """
 
     def __init__(self, module: ir.Module, main: ir.OpView) -> None:

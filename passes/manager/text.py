@@ -24,7 +24,7 @@ class PipelineError(ValueError):
     """A pipeline that cannot be read.
 
     Attributes:
-      message: what is wrong, without the position.
+      message: the error, without the position.
       text: the whole pipeline.
       column: where in it, counted from 1.
     """

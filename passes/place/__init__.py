@@ -1,1 +1,1 @@
-"""Place phase: makes computations of what has a slice, and inserts transfers. Imports `passes.import_`."""
+"""Place phase: assigns slices to glue, outlines computations, inserts transfers. Imports `passes.import_`."""

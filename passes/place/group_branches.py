@@ -1,4 +1,4 @@
-"""`pw-group-branches`: what is done on a condition becomes one `stablehlo.case` for each slice."""
+"""`pw-group-branches`: operations on one condition become one `stablehlo.case` for each slice."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class _Operations:
 
     Attributes:
       operations: all of them.
-      order: their numbers, each after those of what it reads from.
+      order: their numbers, each after the numbers of its operands.
       reads: what each of them reads; see `captured`.
-      readers: the numbers of those that read a value.
+      readers: the numbers of the readers of a value.
       branches: by the name of a condition the operations of its branches, each with its branch.
     """
 
@@ -158,7 +158,7 @@ class _Operations:
         return self._makers.get(value)
 
     def sort(self, numbers: Sequence[int]) -> list[int]:
-        """Sorts numbers of operations: each after those that it reads from, in their order otherwise."""
+        """Sorts numbers of operations: each after its operands, otherwise in their order."""
         among = set(numbers)
 
         def sources(n: int) -> Iterator[int]:
@@ -194,9 +194,9 @@ class _Members(NamedTuple):
     """Operations that depend on a condition, by number.
 
     Attributes:
-      branches: those of a branch, each with its branch.
-      selects: those that select from results of the branches.
-      free: those of a branch that each reader may do for itself.
+      branches: the operations of branches, each with its branch.
+      selects: the operations that select from results of the branches.
+      free: the operations of a branch that each reader may repeat.
     """
 
     branches: Mapping[int, Branch]
@@ -209,7 +209,7 @@ class _Members(NamedTuple):
 
 
 def _group(block: _Operations, condition: ir.OpView, name: str, is_free: Callable[[ir.OpView], bool]) -> None:
-    """Groups what is done on one condition."""
+    """Groups the operations on one condition."""
     members = _read(block, condition, name, is_free)
     where = [k for k, n in enumerate(block.order) if n in members.branches or n in members.selects]
     first, end = (where[0], where[-1] + 1) if where else (0, 0)
@@ -339,7 +339,7 @@ class _GroupWriter:
         return numbers
 
     def branch(self, taken: bool) -> Iterator[ir.Value]:
-        """Writes one branch at the insertion point; gives what it hands out."""
+        """Writes one branch at the insertion point; yields its results."""
         mapping: dict[ir.Value, ir.Value] = {}
 
         def copy(n: int) -> None:

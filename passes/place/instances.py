@@ -51,7 +51,7 @@ class InstanceGraph:
 
     Attributes:
       operations: all of them; the return is the last.
-      readers: each instance in program order, with those that read it.
+      readers: each instance in program order, with its readers.
       results: each value that is returned, with the instances that make it for the caller, by slice; none for
         an argument.
     """

@@ -113,7 +113,7 @@ def _merge_results(
 
 
 def _inline_helpers(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
-    """Inlines the small functions that a function calls, after those that they call themselves."""
+    """Inlines the small functions that a function calls, after their own callees."""
     for op in list(body_block(function).operations):
         # A call with attributes besides its callee is left alone.
         if op.operation.name != "func.call" or len(op.attributes) > 1:

@@ -235,7 +235,7 @@ def _repeating(units: Iterable[_Unit]) -> dict[tuple[ir.Value, str], _Unit]:
 def _in_order(
     inputs: dict[_Unit, Inputs], unit_of: dict[Instance, _Unit], exporters: dict[tuple[ir.Value, str], _Unit]
 ) -> Iterator[_Unit]:
-    """Yields all units, each after those that it reads from, otherwise in program order."""
+    """Yields all units, each after the units that it reads, otherwise in program order."""
 
     def producers(unit: _Unit) -> Iterator[_Unit]:
         for value, source in inputs[unit]:

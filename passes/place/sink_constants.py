@@ -71,7 +71,7 @@ class SinkConstants(Pass):
 
 
 def _called(op: ir.OpView) -> Sequence[str]:
-    """Returns the functions that an operation names, other than those that it launches."""
+    """Returns the functions that an operation names, except its computation."""
     return [] if isinstance(op, LaunchOp) else list(referenced_symbols(op))
 
 
@@ -115,7 +115,7 @@ class _Constants:
 
 
 def _is_cheap(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> bool:
-    """Returns whether nothing that an operation does, itself or in what it calls, takes long."""
+    """Returns whether an operation, with its callees, is cheap."""
     if op.operation.name == _CONSTRAINT:
         return True
     inside = (op, *nested_ops(op))

@@ -231,7 +231,7 @@ class TransferLowering:
         return None not in islands and islands[0] != islands[1]
 
     def cut(self, value: ir.Value, source: Side, cut: _Cut) -> list[ir.Value]:
-        """Returns the pieces of a value on the source: those of all shards at one position as one array."""
+        """Returns the pieces of a value on the source: all shards' pieces at one position as one array."""
         if cut.source == source and math.prod(cut.cuts) == 1:
             return [value]
         key = (value, source.slice, cut.source, cut.cuts)

@@ -246,7 +246,7 @@ def _renamed(sharding: Sharding, shape: list[int], mesh: Mesh) -> Sharding:
 
 
 def _replace_body(module: ir.Module, before: ir.Operation) -> None:
-    """Puts a module back to what it was."""
+    """Restores a module."""
     for op in reversed(list(module.body.operations)):
         op.operation.erase()
     ip = ir.InsertionPoint(module.body)

@@ -36,7 +36,7 @@ _COPY = "pw.copy_of_argument"
 """The operation that stands for the copy of a mirrored argument on another mesh."""
 
 _KEEP = "pw.keep"
-"""The target of calls that keep what they read."""
+"""The target of calls that keep their operands alive."""
 
 _Decided = dict[str, ir.Attribute | None]
 """Attributes of an operation by name; None takes one away."""

@@ -1,4 +1,4 @@
-"""Core of training that recovers from losses: when state is copied, where to, and what is restored.
+"""Core of training that recovers from losses: when and where state is copied, and which copy is restored.
 
 - `core.py`, to read first, decides about steps; `phases.py` has its phases. The core owns
   `version_manager.py`, which decides about versions and their copies (`versions.py`), `islands.py`, which

@@ -109,7 +109,7 @@ def test_resilient_training_ends_while_an_island_opens_its_memory(own_workers, m
     monkeypatch.setattr(KnownIslands, "_on_opened", lambda *_: list)
 
     def wait_until_it_opens(run: Any) -> None:
-        while run._store._islands.known[2].opening is None:
+        while run._store._islands.islands[2].opening is None:
             run._recovery.drain()
             run._store.wait(0.1)
 

@@ -54,8 +54,8 @@ class StepReplicas:
             for executable in executables:
                 if any(argument.replicas is not None for argument in executable.plan.arguments):
                     raise ValueError(
-                        f"pw.resilient: min_replicas={min_replicas}: program '{executable.name}' is from a bundle, "
-                        "which has it for all its replicas; pass the pw.program that it was saved from"
+                        f"pw.resilient: min_replicas={min_replicas}: program '{executable.name}' is from a "
+                        "bundle, which has it for all its replicas; pass the pw.program that it was saved from"
                     )
             raise ValueError(
                 f"pw.resilient: min_replicas={min_replicas}: the step has no replicas; leave min_replicas out"
@@ -178,9 +178,9 @@ class StepReplicas:
     def _begin(self, is_awaited: bool, requests: Collection[Numbers]) -> None:
         """Starts to load programs; replaces earlier requests of this kind that have not started."""
         with self._lock:
-            others = [request for request in self._requests if request[1] != is_awaited]
+            rest = [request for request in self._requests if request[1] != is_awaited]
             # Requests that the core waits for come first.
-            both = [*others, *((replicas, is_awaited) for replicas in requests)]
+            both = [*rest, *((replicas, is_awaited) for replicas in requests)]
             self._requests = collections.deque(sorted(both, key=lambda request: not request[1]))
             if self._thread is None:
                 self._thread = start_thread(self._work, "replicas")

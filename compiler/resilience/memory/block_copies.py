@@ -43,10 +43,10 @@ class BlockCopies:
         self._waiting: list[tuple[VersionKey, BlockCopy]] = []
 
     def _gang_of(self, host: int) -> HostGang:
-        return self._islands.known[self._hosts[host].island].gang
+        return self._islands.islands[self._hosts[host].island].gang
 
     def _is_present(self, host: int) -> bool:
-        return self._islands.known[self._hosts[host].island].is_present
+        return self._islands.islands[self._hosts[host].island].is_present
 
     def make(self, key: VersionKey, state: StateOnHosts, copies: Sequence[BlockCopy]) -> None:
         """Starts copies of the blocks of a version."""
@@ -61,7 +61,7 @@ class BlockCopies:
 
     def _begin_own_copy(self, key: VersionKey, state: StateOnHosts, copy: BlockCopy) -> None:
         gang = self._gang_of(copy.target)
-        taken: list[tuple[Array, Location]] = []
+        sources: list[tuple[Array, Location]] = []
         names: list[str] = []
         blocks: list[Any] = []
         remaining = set(copy.blocks)
@@ -76,12 +76,12 @@ class BlockCopies:
                     # Devices of one host may have the same block, which is written once.
                     if block.name in remaining:
                         remaining.discard(block.name)
-                        blocks.append((len(taken), block.shard, block.name, block.rows, block.shard_rows))
-                taken.append((array, gang.location(place.layout, place.part)))
+                        blocks.append((len(sources), block.shard, block.name, block.rows, block.shard_rows))
+                sources.append((array, gang.location(place.layout, place.part)))
                 names.append(state.leaves[n].name)
         named = {"key": plain_key(key), "copy": copy.number, "names": names, "blocks": blocks}
-        tree = {"t": [{"l": [*range(len(taken))]}]}
-        self._copy("write", self._calls.memory_lane, key, copy, named, taken, tree)
+        tree = {"t": [{"l": [*range(len(sources))]}]}
+        self._copy("write", self._calls.memory_lane, key, copy, named, sources, tree)
 
     def begin_waiting(self) -> None:
         """Starts the waiting copies whose source now has the blocks."""
@@ -112,7 +112,7 @@ class BlockCopies:
         key: VersionKey,
         copy: BlockCopy,
         named: dict[str, Any],
-        taken: Sequence[tuple[Array, Location]] = (),
+        sources: Sequence[tuple[Array, Location]] = (),
         tree: Any = None,
     ) -> None:
         """Calls the function that makes a copy, on its target."""
@@ -135,7 +135,7 @@ class BlockCopies:
 
         try:
             call = self._calls.call(
-                function, gang, [copy.target], lane, named | {"copy": copy.number}, taken, tree
+                function, gang, [copy.target], lane, named | {"copy": copy.number}, sources, tree
             )
         except (HostError, RuntimeError, KeyError) as error:
             # The step failed, or its island is lost.

@@ -67,14 +67,14 @@ class KnownIslands:
       on_return: a function that gets the blocks in the memory of new workers, before the event.
 
     Attributes:
-      known: the islands, by their numbers.
+      islands: the islands, by their numbers.
     """
 
     def __init__(self, calls: MemoryCalls, on_return: Callable[[CopiesOfHosts], None]) -> None:
         self._calls = calls
         self._client = calls.client
         self._on_return = on_return
-        self.known = [KnownIsland(gang) for gang in self._client.pool.gangs]
+        self.islands = [KnownIsland(gang) for gang in self._client.pool.gangs]
         # Workers that run after their signal to leave, until their state has a version.
         self._delayed: set[HostGang] = set()
 
@@ -85,8 +85,8 @@ class KnownIslands:
           HostError: a host was lost.
           SnapshotError: a host has no folder for it.
         """
-        gangs = self._client.pool.current(range(len(self.known)))
-        self.known = [KnownIsland(gang) for gang in gangs]
+        gangs = self._client.pool.current(range(len(self.islands)))
+        self.islands = [KnownIsland(gang) for gang in gangs]
         opened = [(gang, self._open(gang)) for gang in gangs]
         for gang, call in opened:
             self._client.wait_for_call(call)
@@ -100,29 +100,29 @@ class KnownIslands:
 
     def present(self) -> list[HostGang]:
         """Returns the workers of the present islands."""
-        return [island.gang for island in self.known if island.is_present]
+        return [island.gang for island in self.islands if island.is_present]
 
     def leaving(self) -> set[int]:
         """Returns the islands whose workers leave."""
-        return {n for n, island in enumerate(self.known) if island.gang.life.leaving is not None}
+        return {n for n, island in enumerate(self.islands) if island.gang.life.leaving is not None}
 
     def has_lost(self) -> bool:
         """Returns whether a loss was not reported yet."""
-        return any(self._change_of(n, island) is Change.LOST for n, island in enumerate(self.known))
+        return any(self._change_of(n, island) is Change.LOST for n, island in enumerate(self.islands))
 
     def has_news(self) -> bool:
         """Returns whether `poll` returns events."""
-        return any(self._change_of(n, island) for n, island in enumerate(self.known))
+        return any(self._change_of(n, island) for n, island in enumerate(self.islands))
 
     def release(self, number: int) -> None:
         """Lets the workers of an island exit."""
-        island = self.known[number]
+        island = self.islands[number]
         island.is_present = island.is_leaving = False
         self._allow_leave(island.gang)
 
     def opening_or_present(self) -> list[HostGang]:
         """Returns the workers that may have opened the run, also where their reply is pending."""
-        opening = [island.opening for island in self.known if island.opening is not None]
+        opening = [island.opening for island in self.islands if island.opening is not None]
         return [*self.present(), *opening]
 
     def allow_all(self) -> None:
@@ -133,7 +133,7 @@ class KnownIslands:
     def poll(self) -> list[ResilienceEvent]:
         """Returns events for islands that were lost, leave, or have new workers."""
         events: list[ResilienceEvent] = []
-        for number, island in enumerate(self.known):
+        for number, island in enumerate(self.islands):
             change = self._change_of(number, island)
             problem = island.gang.life.problem
             if change is Change.LOST and problem is not None:

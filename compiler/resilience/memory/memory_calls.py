@@ -105,7 +105,7 @@ class MemoryCalls:
         hosts: Sequence[int],
         lane: int,
         named: Mapping[str, Any],
-        taken: Sequence[tuple[Array, Location]] = (),
+        sources: Sequence[tuple[Array, Location]] = (),
         tree: Any = None,
         outputs: tuple[Any, ...] | None = None,
     ) -> FunctionCall:
@@ -118,10 +118,10 @@ class MemoryCalls:
         arguments = plain.encode([[], tree or {"t": []}, {"run": self.run, **named}], _NAME)
         structure = plain.encode({"l": [*range(len(outputs or ()))]}, _NAME)
         with self.client.order:
-            arrays = [kept_array(array.number_at(location), array.aval) for array, location in taken]
+            arrays = [kept_array(array.number_at(location), array.aval) for array, location in sources]
             message = call_of(f"{MODULE}:{function}", 0, lane, arrays, arguments, outputs, structure)
             workers = [host for host in gang.hosts if host.index in hosts]
-            producers = [array.step_at(location) for array, location in taken]
+            producers = [array.step_at(location) for array, location in sources]
             return self.client.call(f"{_NAME}: {function}", gang, workers, message, producers)
 
     def values(self, call: FunctionCall) -> list[Any]:

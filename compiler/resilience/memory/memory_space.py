@@ -26,13 +26,13 @@ class MemorySpace:
     """Free memory of hosts for versions.
 
     Attributes:
-      found: the result of `open_run` on each host.
+      reports: the result of `open_run` on each host.
     """
 
     def __init__(self, calls: MemoryCalls, islands: KnownIslands) -> None:
         self._calls = calls
         self._islands = islands
-        self.found: dict[int, dict[str, Any]] = {}
+        self.reports: dict[int, dict[str, Any]] = {}
 
     def check_state(self, state: Any) -> None:
         """Checks that versions fit in the memory of all hosts, whatever the placement of the state."""
@@ -46,9 +46,9 @@ class MemorySpace:
         if all(isinstance(leaf, Array) for leaf in leaves):
             # The exact check is at the first copy, when all placements are known.
             return
-        copies = _VERSIONS * min(2, len(self._islands.known))
+        copies = _VERSIONS * min(2, len(self._islands.islands))
         needed = copies * sum(_nbytes(leaf) for leaf in leaves)
-        self._require(needed, f"at least {size(needed)}", self.found)
+        self._require(needed, f"at least {size(needed)}", self.reports)
 
     def check(self, state: StateOnHosts, planned: Iterable[Holdings]) -> None:
         """Checks that versions fit in the memory of each host.
@@ -65,9 +65,9 @@ class MemorySpace:
             {host: sum(sizes[name] for name in names) for host, names in of_choice.items()}
             for of_choice in planned
         ]
-        for system in dict.fromkeys(map(_file_system, self.found.values())):
+        for system in dict.fromkeys(map(_file_system, self.reports.values())):
             # Hosts of one machine may share a file system and its free bytes.
-            sharing = [host for host, opened in self.found.items() if _file_system(opened) == system]
+            sharing = [host for host, opened in self.reports.items() if _file_system(opened) == system]
             needed = _VERSIONS * max(sum(of_hosts.get(host, 0) for host in sharing) for of_hosts in needs)
             self._require(needed, size(needed), sharing)
 
@@ -79,10 +79,10 @@ class MemorySpace:
                 with contextlib.suppress(HostError):
                     call = self._calls.call("free_memory", gang, numbers, self._calls.memory_lane, {})
                     for host, opened in zip(numbers, self._calls.values(call), strict=True):
-                        self.found[host] |= opened
+                        self.reports[host] |= opened
         if needed <= (free := self._free_bytes(hosts)):
             return
-        folder = self.found[min(hosts)]["folder"]
+        folder = self.reports[min(hosts)]["folder"]
         option = "HostOptions(snapshot_folder=)"
         if not self._calls.client.owns_workers:
             option = "snapshot_folder in the file of the cluster"
@@ -93,7 +93,7 @@ class MemorySpace:
         )
 
     def _free_bytes(self, hosts: Collection[int]) -> int:
-        systems = {_file_system(self.found[host]): self.found[host] for host in hosts}
+        systems = {_file_system(self.reports[host]): self.reports[host] for host in hosts}
         return sum(opened["bytes"] for opened in systems.values())
 
 

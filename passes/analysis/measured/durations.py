@@ -33,7 +33,7 @@ def of_program(timelines: Sequence[EventLog], name: str) -> Sequence[EventLog]:
 
 
 def times_taken(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]:
-    """Returns each launch and the time that it took, without those that are estimated, unless all are."""
+    """Returns each launch and its time, without estimated times unless all are estimates."""
     taken = [pair for timeline in timelines for pair in _in_step(timeline)]
     return [pair for pair in taken if not pair[0].estimated] or taken
 

@@ -32,7 +32,7 @@ class TimelineEvent:
       microbatch: the microbatch that it belongs to, None outside loops.
       dst: the slice that a transfer goes to.
       nbytes: the bytes that a transfer moves.
-      reads: the numbers of the events that make what it reads.
+      reads: the numbers of the events that produce its operands.
       after: the number of the event that it waited for last, None when it waited for nothing.
       estimated: whether the times of a measured launch were derived, because nothing measured it.
     """
@@ -79,7 +79,7 @@ class TraceSpan:
     Attributes:
       track: the name of the group of rows, such as `island1`.
       row: the name of the row, in which spans do not overlap.
-      name: what was done.
+      name: the operation.
       start: when it began, in seconds since the trace began.
       end: when it ended.
     """
@@ -96,7 +96,7 @@ class EventLog:
     """One step of a program, planned, simulated or measured.
 
     Attributes:
-      title: what it shows, such as `planned, times=units` or `measured, step 3`.
+      title: its title, such as `planned, times=units` or `measured, step 3`.
       unit: the unit of all times, `s` for seconds, `units` for units of the schedule, or `flops`.
       slices: the names of the slices, in the order of the program.
       events: all launches and transfers; an event reads only what events before it made.

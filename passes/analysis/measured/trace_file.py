@@ -29,7 +29,7 @@ _TICKS = {SECONDS: 1e6, UNITS: 1e3, FLOPS: 1e-3}
 """Microseconds of the trace in one unit of time: a unit, and a million operations, are a millisecond."""
 
 _LAUNCHES = 1
-"""The number of the row of launches; those of sends follow."""
+"""The number of the row of launches; the rows of sends follow."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -236,7 +236,7 @@ def is_trace(data: bytes) -> bool:
 
 
 def read_trace(text: str | bytes) -> list[EventLog]:
-    """Returns the steps in a trace file, those that are whole.
+    """Returns the complete steps in a trace file.
 
     Raises:
       TraceError: when it is none of ours; names the event that is damaged.

@@ -1,4 +1,4 @@
-"""Opening of branches: those of `stablehlo.case` and `stablehlo.if` move to `@main`, to be placed there."""
+"""Opening of branches: regions of `stablehlo.case` and `stablehlo.if` move to `@main`, to be placed there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _BranchMover:
         self.moved: list[ir.OpView] = []
 
     def open(self, regions: Sequence[ir.Region], number: int, around: Branch | None) -> list[ir.Value]:
-        """Opens the regions from a number on, all of the branch around; returns what is selected."""
+        """Opens the regions from a number on, all of the branch around; returns the selected values."""
         if len(regions) == number + 1:
             return self.move(regions[number].blocks[0], around)
         name = unique_name("cond", self.taken)
@@ -56,7 +56,7 @@ class _BranchMover:
         return [self.select(later, *pair, around) for pair in zip(rest, here, strict=True)]
 
     def move(self, block: ir.Block, branch: Branch | None) -> list[ir.Value]:
-        """Moves a block in front of the operation; returns what it hands out."""
+        """Moves a block in front of the operation; returns its results."""
         *operations, terminator = block.operations
         for op in operations:
             op.operation.move_before(self.op.operation)

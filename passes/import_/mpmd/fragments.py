@@ -90,7 +90,7 @@ class FragmentComputations:
     """Creator of the private function of each fragment, and of a variant for each sharding of its values.
 
     Args:
-      symbols: its symbols; those of new functions are added.
+      symbols: its symbols; the symbols of new functions are added.
     """
 
     def __init__(self, module: ir.Module, symbols: dict[str, ir.OpView]) -> None:

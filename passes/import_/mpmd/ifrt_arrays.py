@@ -142,7 +142,7 @@ class IfrtArray:
 
 
 def read_array(type_: ir.Type) -> IfrtArray | None:
-    """Reads a type; returns None for one that is no `!ifrt.array`.
+    """Reads a type; returns None if it is not an `!ifrt.array`.
 
     Raises:
       NotMpmdError: it cannot be read.

@@ -34,11 +34,11 @@ class ArrayTypes:
         """Reads the type of a value.
 
         Args:
-          op: where to report what is wrong with it.
+          op: the operation that errors are reported at.
           what: what to call the value there.
 
         Raises:
-          PassFailure: it is no array.
+          PassFailure: it is not an array.
         """
         if type_ not in self._read:
             try:
@@ -67,7 +67,7 @@ def device_lists(function: ir.OpView) -> tuple[ifrt_arrays.DeviceIds, ...]:
     The devices are those that the program was compiled for, or its own numbers where it states none.
 
     Raises:
-      PassFailure: it has a device that it was not compiled for, or a value that is no array.
+      PassFailure: it has a device that it was not compiled for, or a value that is not an array.
     """
     ids = physical_ids(function)
     return tuple(
@@ -200,7 +200,7 @@ class SliceMeshes:
         return coarsest
 
     def _resized(self, op: ir.OpView, mesh: Mesh, count: int, calls: Sequence[ir.OpView]) -> Mesh:
-        """Returns a mesh of the same axes for as many devices, by what they divide.
+        """Returns a mesh of the same axes for as many devices, by the dimensions that they divide.
 
         Shardy declares one mesh for all computations, whatever the sizes of the axes where they run.
         """

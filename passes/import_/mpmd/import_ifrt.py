@@ -33,7 +33,7 @@ _MOVES = ("ifrt.CopyArrays", "ifrt.Reshard")
 
 @dataclasses.dataclass(frozen=True)
 class ImportIfrt(Pass):
-    """Imports a program in IFRT IR, to which Shardy's MPMD compiler lowers what it sends to a runtime.
+    """Imports a program in IFRT IR, to which Shardy's MPMD compiler lowers programs for a runtime.
 
     1. Each list of devices becomes a `pw.slice`, over the mesh of the computations on it; without one, over
        the coarsest that its shardings need. An array becomes a tensor on that slice with the sharding of its

@@ -37,7 +37,7 @@ class MpmdLayouts:
         """Returns a sharding over the mesh of a slice; None where there is none, or one device.
 
         Args:
-          op: where to report what is wrong with it.
+          op: the operation that errors are reported at.
           what: what to call the value there.
           sharding: the sharding in Shardy's program.
 

@@ -37,7 +37,7 @@ class MeshTensor:
 
 
 def read_mesh_tensor(type_: ir.Type) -> MeshTensor | None:
-    """Reads a type; returns None for one that is no `!mpmd.mesh_tensor`."""
+    """Reads a type; returns None if it is not an `!mpmd.mesh_tensor`."""
     text = str(type_)
     if not text.startswith(_PREFIX):
         return None

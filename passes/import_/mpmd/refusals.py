@@ -55,7 +55,7 @@ def refuse_cpu_meshes(function: ir.OpView, topology: Mapping[str, object]) -> No
 
 
 def refuse_type(op: ir.OpView, what: str, type_: ir.Type) -> NoReturn:
-    """Refuses values that order side effects, and all that is no array on a mesh.
+    """Refuses values that order side effects, and all values that are not arrays on a mesh.
 
     Raises:
       PassFailure: always.

@@ -42,7 +42,7 @@ def declare_slices(
 
     Args:
       topology: the meshes by name.
-      overlapping: those that have devices in common.
+      overlapping: the slices with common devices.
     """
     taken = set(symbol_table(module))
     known: dict[Mesh, str] = {}

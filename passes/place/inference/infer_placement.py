@@ -134,7 +134,7 @@ def _why_whole(op: Operation) -> str | None:
 def _cost_of_whole(
     problem: PlacementProblem, homes: Homes, where: Sequence[Places], op: Operation, places: Places
 ) -> tuple[int, int]:
-    """Returns the bytes that cross because an operation is on one slice, and those that the slice keeps.
+    """Returns the bytes that cross because an operation is on one slice, and the bytes that the slice keeps.
 
     Placed calls bring to their slice what they read and give what others read: of an operation that holds
     some only arguments count.
@@ -183,7 +183,7 @@ def _write(
     """Writes the slices of all arguments, operations and results.
 
     Args:
-      where: the slices of its operations; none of those that are mirrored.
+      where: the slices of its operations, without mirrored operations.
     """
 
     @functools.cache
@@ -244,7 +244,7 @@ def _listed(problem: PlacementProblem, places: Places) -> str:
 def _argument_places(
     problem: PlacementProblem, homes: Homes, where: Sequence[Places], argument: ir.Value
 ) -> Places:
-    """Returns the slices of an argument with a home: those of all its readers, unless it is donated."""
+    """Returns the slices of an argument with a home: the slices of all readers, unless it is donated."""
     read_on = frozenset[int]().union(*(where[n] for n in problem.readers.get(argument, ())))
     is_sent = not problem.is_brought(argument) or not read_on
     return frozenset([homes[argument]]) if is_sent else read_on

@@ -52,10 +52,10 @@ class PlacementProblem:
       main: the function.
       names: the slices.
       mirror_bytes: the size up to which a value is small.
-      operations: all but the return, in their order, and but what is available on every slice.
+      operations: all operations in order, except the return and operations available on every slice.
       indices: the numbers of iterations of loops, which are available on every slice.
-      donated: those that the caller gives up.
-      kept: the slice, by its number, of those that stay where the caller has them.
+      donated: the arguments that the caller gives up.
+      kept: the slice, by its number, of each argument that stays on the caller's slice.
       returned: what the return reads.
       producer: the position of the operation that makes a value; arguments have none.
       readers: the positions of the operations that read a value.

@@ -93,7 +93,7 @@ class _ChunkSplitter:
         self.symbols = dialect.symbol_table(module)
         self.untils = {op.loop: op for op in self.operations if isinstance(op, dialect.UntilOp)}
         self.carries: dict[str, dict[int, int]] = {loop: {} for loop in self.untils}
-        """For each loop the positions of what begins an iteration, with those of what ends it."""
+        """For each loop the positions of the values at the start of an iteration, with those at its end."""
         self.sub_programs = self.cut()
 
     def split(self) -> None:
@@ -197,7 +197,7 @@ class _ChunkSplitter:
         return ProgramPort(self.makers[value], ir.OpResult(value).result_number)
 
     def start(self, before: SubProgram, chunk: SubProgram) -> None:
-        """Sets initial values of a loop, and lets the sub-program before it copy those that others need."""
+        """Sets initial values of a loop; the sub-program before it copies values with other readers."""
         later = self.sub_programs[self.sub_programs.index(chunk) :]
         read = {port for sub in later for port in (*sub.reads, *(sub.starts if sub is not chunk else ()))}
         ends = [ProgramPort(n, 0) for n in self.carries[chunk.loop or ""].values()]
@@ -218,7 +218,7 @@ class _ChunkSplitter:
         chunk.inputs = [ProgramPort(n, 0) for n in self.carries[chunk.loop or ""]] + chunk.reads
 
     def connect(self) -> None:
-        """Sets the inputs of sub-programs to what they read, and their outputs to what later ones read."""
+        """Sets the inputs and outputs of sub-programs to the values that they and later ones read."""
         for n, sub in enumerate(self.sub_programs):
             if sub.loop is not None:
                 continue

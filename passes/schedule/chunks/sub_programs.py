@@ -33,12 +33,12 @@ class ProgramPort(NamedTuple):
 
 @dataclasses.dataclass
 class SubProgram:
-    """Sub-program of the whole: a chunk of iterations, or what is before, between or after loops in chunks.
+    """Sub-program: a chunk of iterations, or the operations before, between or after loops in chunks.
 
     Attributes:
       kept: the positions of its operations.
       loop: the loop that it is a chunk of; None for other sub-programs.
-      inputs: its arguments, in order; those of a chunk begin with what iterations pass on.
+      inputs: its arguments, in order; in a chunk, carried values come first.
       outputs: its results, in order.
       copied: the indices of outputs that are copies.
       donated: the inputs that it consumes.

@@ -74,7 +74,7 @@ class CompileCost:
         return self._looping[computation]
 
     def _size(self, name: str) -> int:
-        """Returns the operations of a function; those of loops, branches and callees count once each."""
+        """Returns the number of operations of a function; loops, branches and callees count once each."""
         if name not in self._sizes:
             self._sizes[name] = 0
             self._sizes[name] = self._size_of(nested_ops(self._symbols[name]))

@@ -150,8 +150,7 @@ class _Unfused:
     Attributes:
       callee, slice, order, loop, microbatch, is_glue: its attributes.
       incoming: the values among its operands that transfers bring.
-      is_ready: whether nothing has to be waited for to read its operands: they are arguments, or what is
-        worked out in front of its loop.
+      is_ready: whether its operands are ready without a wait: arguments, or values computed before its loop.
       only_counts: whether it is glue of a loop on small values, such as a counter and its comparison.
       sent_on: how many values that it has received the slice sends on before.
       leaves: whether a result of it is moved to another slice.
@@ -258,7 +257,7 @@ class _Versions:
     """Guard against compiling large computations once for each of their launches.
 
     Args:
-      cost: classifies what is large.
+      cost: a classifier of large computations.
       launches: all launches, before any is fused.
     """
 

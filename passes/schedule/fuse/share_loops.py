@@ -108,9 +108,9 @@ class _Piece:
     """A part of a computation that is launched by itself.
 
     Attributes:
-      computation: what is launched.
+      computation: the computation.
       inputs: the values of the whole computation that it reads.
-      outputs: those that it makes for other pieces and for readers of the whole.
+      outputs: the values for other pieces and for readers of the whole.
       calls: the kinds of placed calls that hold it, of a shared loop; None for any.
     """
 
@@ -238,7 +238,7 @@ class _SharedLoop:
     """Loop that several computations hold.
 
     Attributes:
-      computation: what is launched in its place.
+      computation: the computation that replaces it.
       calls: the kinds of placed calls that all launches of its holders are of.
     """
 

@@ -31,7 +31,7 @@ def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:
 
 
 def step_bytes(programs: Sequence[ProgramView]) -> dict[str, tuple[int, int]]:
-    """Returns the peak bytes of each slice in one step, and those that each further step adds."""
+    """Returns the peak bytes of each slice in one step, and the bytes that each further step adds."""
     found: dict[str, tuple[int, int]] = {}
     for program in programs:
         memory = _HostMemory(program)
@@ -46,7 +46,7 @@ class _HostMemory:
 
     Attributes:
       live: the bytes alive on each slice.
-      posted: the bytes that each further step takes before it runs: what it receives and what it sends.
+      posted: the bytes that each further step takes before it runs, for values to receive and to send.
     """
 
     def __init__(self, program: ProgramView) -> None:

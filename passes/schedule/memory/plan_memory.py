@@ -184,7 +184,7 @@ class _Lifetimes:
         return {v: None for value in values for v in self.unmirrored(value)}
 
     def unmirrored(self, value: ir.Value) -> list[ir.Value]:
-        """Returns the values that a value stands for: itself, or those that a mirror declares equal."""
+        """Returns the values behind a value: itself, or the values that a mirror declares equal."""
         return self.mirrored.get(value) or [value]
 
     def release_unread(self, live: LiveBytes[str]) -> None:
@@ -255,7 +255,8 @@ class _Lifetimes:
 
         Args:
           donatable: the operands that it can donate, by their numbers.
-          free: the numbers of those that cost no variant: all launches of the computation can donate them.
+          free: the numbers of arguments that need no variant, because all launches of the computation can
+            donate them.
         """
         if not donatable:
             return ()

@@ -61,7 +61,7 @@ class LaunchTimes:
         """Returns the durations of some launches, and their unit.
 
         Args:
-          members: their numbers; those of glue do not count.
+          members: their numbers, without glue.
           times: a JSON file of durations, the trace of a run, `flops` for estimates from the operations of
             computations, or `units` for one unit for each placed call. Entries of a file for computations
             and launches that there are not, or not yet, do not count.
@@ -168,7 +168,7 @@ def _read(path: str, program: str) -> Mapping[str, Any]:
 
 
 def _known(document: Mapping[str, Any], launches: Iterable[_NamedLaunch]) -> dict[str, Any]:
-    """Drops entries for computations of other schedules, which name these by what they add."""
+    """Drops entries for computations that other schedules add."""
     names = {"computations": {x.computation for x in launches}, "launches": {x.label for x in launches}}
     return {
         section: {k: v for k, v in table.items() if k in names[section]}
@@ -219,7 +219,7 @@ def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Ne
 
 
 def bytes_limits(held: Mapping[str, Sequence[Held]], most: int) -> list[Limit]:
-    """Returns the limit that what is held on each slice is no more than some bytes."""
+    """Returns the limit on the bytes that each slice holds."""
     return [Limit(f"bytes of microbatches on @{slice}", most, values) for slice, values in held.items()]
 
 

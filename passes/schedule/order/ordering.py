@@ -24,7 +24,7 @@ class Costs:
 
     Attributes:
       durations: the duration of each action; None where nothing is known, and each takes one unit.
-      limits: what is held on slices, with the limit that a program requests.
+      limits: the quantities with a limit on each slice, such as live bytes.
       delays: the time from an action to one that waits for its results elsewhere; none where there is none.
       ties: the durations in units that decide between equally fast orders; None for none.
     """

@@ -17,7 +17,7 @@ def renumber(module: ir.Module, operations: Iterable[ir.OpView]) -> None:
     """Numbers all that is in the order of a slice, or of slices that share one, from 0 and without gaps.
 
     Args:
-      operations: those of `@main`; of two with one `order`, the first comes first.
+      operations: the operations of `@main`; of two with one `order`, the first comes first.
     """
     queues = device_queues(module)
     source = {c.sym_name: c.src for c in ops_named(module, ["pw.channel"])}

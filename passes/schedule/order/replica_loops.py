@@ -10,7 +10,7 @@ from pathways.passes.schedule.order.unrolled_loops import Loop
 
 
 def ranks(loops: Sequence[Loop]) -> list[int]:
-    """Returns for each loop its number among those that follow each other.
+    """Returns for each loop its number among consecutive loops.
 
     Loops of replicas run side by side and are one of them, unless one starts from what another passes on.
     """
@@ -44,7 +44,7 @@ def interleaved(events: Sequence[Event], replicas: Mapping[str, int]) -> list[in
     """Returns the events of replicas by rounds: the first event of each, then the second, and so on.
 
     Args:
-      events: in block order, each waiting for those whose results it reads.
+      events: the events in block order, each after the events that it reads.
       replicas: the number of the replica that each slice is of.
     """
     counts = dict.fromkeys(replicas.values(), 0)
@@ -63,7 +63,7 @@ def side_by_side(events: Sequence[Event], order: Sequence[int], queues: Mapping[
     """Returns an order that is the same on every slice, in which events that can run at once are together.
 
     Args:
-      events: each waiting for those whose results it reads.
+      events: the events, each after the events that it reads.
       order: of all events, by their numbers.
       queues: the queue of each slice.
     """

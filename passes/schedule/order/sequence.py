@@ -45,7 +45,7 @@ class Key(NamedTuple):
     """The place of an event: sorted by keys, events meet all data edges, and so does the order of each slice.
 
     Attributes:
-      segment: the loop, or what is between loops, that it belongs to.
+      segment: its loop, or its position between loops.
       instant: when it runs there.
       anchor: the number of the launch that it is, that it sends from, or that it sends to.
       rank: whether it arrives at the anchor, is the anchor, or leaves from it.
@@ -70,7 +70,7 @@ def sequence(
     makes it; an argument right before the launch that first reads it.
 
     Args:
-      events: in block order, each waiting for those whose results it reads.
+      events: the events in block order, each after the events that it reads.
       loops: in an order in which no loop needs a later one.
       times: of each loop, when each of its actions starts; none for a loop that stays in block order.
     """
@@ -121,7 +121,7 @@ def _overlapping(
 ) -> dict[int, Instant]:
     """Returns the instants of what overlaps with a loop, and of the sends of its results.
 
-    The launch runs right after what it reads; arrivals from another slice get the time of one more action.
+    The launch runs right after its operands; arrivals from another slice get the time of one more action.
     """
     actions: dict[str, list[int]] = {}
     for loop, start in zip(loops, times, strict=True):
@@ -163,12 +163,12 @@ def _inside(loop: int) -> int:
 
 
 def _at_or_after(segment: int) -> int:
-    """Returns the first segment, not before this one, that is no loop."""
+    """Returns the first segment from this one on that is not a loop."""
     return segment + segment % 2
 
 
 def _segments(events: Sequence[Event], loops: Sequence[Loop]) -> list[int]:
-    """Returns the segment of each event; a send has that of what it sends."""
+    """Returns the segment of each event; a send has the segment of its operand."""
     rank_of = ranks(loops)
     loop_of = {n: number for number, loop in enumerate(loops) for n in loop.members}
     needed = set(loop_of)
@@ -225,7 +225,7 @@ class _Clock:
             self._first[action.microbatch] = min(time, self._first.get(action.microbatch, time))
 
     def instants(self) -> dict[int, Instant]:
-        """Returns the instants of launches and sends; none is before those of the events that it reads."""
+        """Returns the instants of launches and sends, each after the events that it reads."""
         members = set(self._loop.members)
         instants: dict[int, Instant] = {}
         for n, event in enumerate(self._events):

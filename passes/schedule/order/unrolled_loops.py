@@ -71,7 +71,7 @@ def _add(loop: Loop, n: int, event: Event) -> None:
 
 
 def _sorted(loops: list[Loop], events: Sequence[Event]) -> list[Loop]:
-    """Sorts loops by what they need; those that need none of each other stay as they are."""
+    """Sorts loops by their dependences; independent loops keep their order."""
     loop_of = {n: number for number, loop in enumerate(loops) for n in loop.members}
     needed: list[set[int]] = []
     needs: list[set[int]] = [set() for _ in loops]

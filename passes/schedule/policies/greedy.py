@@ -42,7 +42,7 @@ def merged(
 def greedy(
     pipeline: Pipeline, limit: Callable[[int], int], rank: Callable[[Action], tuple[int, ...]]
 ) -> Order:
-    """Runs a pipeline step by step; each slice takes the action of least rank among those that are ready.
+    """Runs a pipeline step by step; each slice takes the ready action of least rank.
 
     A stage starts a forward only while it works on fewer microbatches than `limit`, which is at least 1. The
     order cannot get stuck: microbatches enter a stage in order, so nothing holds back the oldest one that is

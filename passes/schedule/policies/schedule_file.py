@@ -52,7 +52,7 @@ class Work:
       rows: the slices that have stages.
       slices: the slice of each stage.
       microbatches: their number.
-      needs: every action of the program with those whose results it reads.
+      needs: every action of the program with the actions whose results it reads.
     """
 
     rows: Sequence[str]

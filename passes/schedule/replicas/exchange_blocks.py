@@ -62,10 +62,10 @@ class BlockExchanges(Exchanger):
         members = [bucket.attribute(member.layout) for member in bucket.members]
         sent = members if goes_alone else [bucket.attribute(bucket.piece_sharding)]
 
-        def cut_blocks(wholes: list[ir.Value]) -> list[ir.Value]:
+        def cut_blocks(arrays: list[ir.Value]) -> list[ir.Value]:
             pieces = []
             for number in range(count):
-                blocks = [_block(value, dim, number, count) for value, dim in zip(wholes, dims, strict=True)]
+                blocks = [_block(value, dim, number, count) for value, dim in zip(arrays, dims, strict=True)]
                 pieces += blocks if goes_alone else cut(bucket, blocks)
             return pieces
 
@@ -111,10 +111,10 @@ class BlockExchanges(Exchanger):
 
         def join_blocks(pieces: list[ir.Value]) -> list[ir.Value]:
             blocks = pieces if goes_alone else [block for piece in pieces for block in join(bucket, [piece])]
-            wholes = [stablehlo.concatenate(blocks[n :: len(dims)], dim) for n, dim in enumerate(dims)]
+            arrays = [stablehlo.concatenate(blocks[n :: len(dims)], dim) for n, dim in enumerate(dims)]
             return [
                 laid_out(bucket, value, member.layout)
-                for value, member in zip(wholes, bucket.members, strict=True)
+                for value, member in zip(arrays, bucket.members, strict=True)
             ]
 
         key = bucket, tuple(dims), goes_alone
@@ -132,10 +132,10 @@ class BlockExchanges(Exchanger):
                 for mine, source in zip(values, places, strict=True)
                 for value, layout in zip(mine, sent, strict=True)
             ]
-            wholes = self.launched(
+            arrays = self.launched(
                 "gathered", (key, count), arrived, place, join_blocks, sent * count, members
             )
-            for op, value in zip(gathers, wholes, strict=True):
+            for op, value in zip(gathers, arrays, strict=True):
                 op.results[places.index(place)].replace_all_uses_with(value)
 
 

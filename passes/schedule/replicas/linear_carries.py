@@ -64,12 +64,12 @@ class _Follower:
     """Forward analysis of sources, such as carried values, over the operations of a block.
 
     Args:
-      known: the slopes of computations from earlier calls.
+      call_slopes: the slopes of computations from earlier calls.
     """
 
-    def __init__(self, symbols: Mapping[str, ir.OpView], known: dict[object, _CallSlopes]) -> None:
+    def __init__(self, symbols: Mapping[str, ir.OpView], call_slopes: dict[object, _CallSlopes]) -> None:
         self.symbols = symbols
-        self.known = known
+        self.call_slopes = call_slopes
         self.slopes: dict[ir.Value, Slopes] = {}
         """The slopes of the values that depend on a source."""
         self.constants: dict[ir.Value, float] = {}
@@ -162,17 +162,17 @@ class _Follower:
         constants = tuple((n, self.constants[v]) for n, v in enumerate(op.operands) if v in self.constants)
         # A factor may be a constant of the caller.
         key = callee, followed, constants
-        if key not in self.known:
+        if key not in self.call_slopes:
             block = body_block(self.symbols[callee])
-            inner = _Follower(self.symbols, self.known)
+            inner = _Follower(self.symbols, self.call_slopes)
             inner.slopes.update({block.arguments[n]: {n: 1.0} for n in followed})
             inner.constants.update({block.arguments[n]: value for n, value in constants})
             *operations, terminator = block.operations
             for each in operations:
                 inner.read(each)
             slopes = [inner.slopes.get(value, {}) for value in terminator.operands]
-            self.known[key] = _CallSlopes(slopes, frozenset(inner.refused))
-        return self.known[key]
+            self.call_slopes[key] = _CallSlopes(slopes, frozenset(inner.refused))
+        return self.call_slopes[key]
 
 
 def is_float(value: ir.Value) -> bool:

@@ -326,7 +326,7 @@ class _Replicator:
             results=sharding,
             key=(blocks[0].type, self.layouts.meshes[op.slice], layout, block_dims),
         )
-        wholes = []
+        gathered_rows = []
         for r, loop_name in enumerate(self.loops[loop] if loop else [None] * self.count):
             here = self.slices[op.slice][r]
             arrived = [
@@ -340,8 +340,8 @@ class _Replicator:
             launch = dialect.LaunchOp.build(
                 arrived, [value.type], callee=name, slice=here, loop=loop_name, ip=ip
             )
-            wholes.append(launch.results[0])
-        return wholes
+            gathered_rows.append(launch.results[0])
+        return gathered_rows
 
     def pass_on(self, op: dialect.NextOp, ip: ir.InsertionPoint) -> None:
         """Passes carried state from replica to replica, and the final state of the last one to all."""

@@ -23,7 +23,7 @@ class Rules:
       forward_first: whether forwards come before backwards.
       deep: whether later stages of a slice come first.
       far_first: whether the action with the longest way to the end comes first, weights included.
-      patience: the time, in forwards, for which a slice waits for a better action than those that are ready.
+      patience: the time, in forwards, for which a slice waits for a better action than the ready ones.
     """
 
     ahead: tuple[int, ...]

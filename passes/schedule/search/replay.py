@@ -58,9 +58,9 @@ def replay(
     """Lets slices go through their orders, each as soon as it can; None when they wait for each other.
 
     Args:
-      problem: what is ordered.
+      problem: the actions to order.
       orders: the numbers of the actions of each slice.
-      durations: how long each action takes; those of the problem unless given.
+      durations: the duration of each action; by default as in the problem.
     """
     durations, every_need = durations or problem.durations, problem.needs
     count = len(problem.actions)

@@ -32,10 +32,10 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """Limit on what is alive at once on a slice.
+    """Limit on a live quantity on a slice, such as bytes.
 
     Attributes:
-      what: what it counts, in words.
+      what: the quantity, in words.
       most: the size that may be alive at once.
       held: what it counts.
     """
@@ -57,7 +57,7 @@ class SearchProblem:
       place: the slice of each action.
       needs: the numbers of the actions that each one waits for, and the delays of their results.
       ties: the durations that decide between orders that take equally long; None for none.
-      limits: the limits on what is alive.
+      limits: the limits on live quantities.
       takes: for each action the limits that count something from its beginning on, and how much.
       gives: the same from its end on.
       joint: for each action the numbers of joint ends: of what ends with the last of several actions.

@@ -14,7 +14,7 @@ from pathways.passes.schedule.search.replay import compared, replay, tie_time
 from pathways.passes.schedule.search.scheduling_problem import Limit, SearchProblem
 
 _ROUND = 24
-"""Steps of one kind before those of the other."""
+"""Number of steps of one kind before steps of the other."""
 
 _WORK = 1_200_000
 """Actions that are looked at in steps, unless a number of steps is given: some seconds."""

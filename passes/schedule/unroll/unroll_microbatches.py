@@ -133,7 +133,7 @@ class _LoopMembers:
 
     Attributes:
       opening: the operations that begin an iteration.
-      body: the operations that are repeated, those of loops inside included.
+      body: the repeated operations, including inner loops.
       closing: the operations whose results leave the loop.
     """
 
@@ -165,7 +165,7 @@ class _Unroller:
         self.copied_loops: list[dialect.LoopOp] = []
 
     def run(self) -> list[dialect.LoopOp]:
-        """Unrolls the loop; returns those that are in its place because they were inside of it."""
+        """Unrolls the loop; returns its inner loops, which replace it."""
         members = self.partition()
         # In front of the first reduction, after which `partition` has moved all that waits for one.
         ip = ir.InsertionPoint([*members.closing, list(self.block.operations)[-1]][0])

@@ -28,7 +28,7 @@ _LAYOUT = frozenset(
         "stablehlo.transpose",
     }
 )
-"""Operations that compute nothing: doing them again costs less than keeping what they give."""
+"""Operations that compute nothing: to repeat them costs less than to keep their results."""
 
 _HEAVY = EXPENSIVE | {
     "stablehlo.case",
@@ -73,7 +73,7 @@ class Halves:
 
     Attributes:
       first: the operations of the first half, in order.
-      second: those of the second half; some operations that compute nothing are in both.
+      second: the operations of the second half; some operations that compute nothing are in both.
       late_in_second: the late values that the second half computes.
       passed: the values that the first half computes and the second one reads.
     """
@@ -87,7 +87,7 @@ class Halves:
 def halve(request: HalvesRequest) -> Halves:
     """Cuts code so that the fewest bytes live between its halves.
 
-    These are the bytes passed on, and those of arguments that the second half alone keeps alive. Of equal
+    These are the bytes passed on, and the bytes of arguments that the second half alone keeps alive. Of equal
     cuts the one with the smallest first half is taken. Nothing is computed twice, but what computes nothing,
     such as a broadcast, may be done in both halves.
     """

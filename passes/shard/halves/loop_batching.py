@@ -29,7 +29,7 @@ class LoopBody:
     """Body of a loop with a known trip count.
 
     Attributes:
-      operations: what it does in each iteration, in order.
+      operations: the operations of an iteration, in order.
       count: the number of iterations, at least 1.
       counters: values that are a number in each iteration, by the index of the iteration, from 0.
       constants: values that are the same in all iterations.
@@ -80,7 +80,7 @@ class LoopBody:
 
 
 def can_be_batched(body: LoopBody, rules: RuleReader) -> bool:
-    """Returns whether all iterations fit in one, for no more memory than twice that of what they read."""
+    """Returns whether all iterations fit in one, for at most twice the memory of their operands."""
     elementwise = {r for op in body.operations if _is_elementwise(op, rules) for r in op.results}
     varying = _varying_values(body, elementwise)
     if varying is None:
@@ -173,7 +173,7 @@ def _has_batched_form(op: ir.OpView, varying: set[ir.Value]) -> bool:
 
 
 def _is_sum(before: ir.Value, after: ir.Value, body: LoopBody, varying: set[ir.Value]) -> bool:
-    """Returns whether iterations fill an array row by row, or add up what they have."""
+    """Returns whether iterations fill an array row by row, or add up a carried value."""
     # In a batch there are no sums of some iterations, so nothing else may read them.
     if isinstance(after, ir.BlockArgument) or len(list(before.uses)) != 1 or len(list(after.uses)) != 1:
         return False
@@ -207,7 +207,7 @@ class Batch:
         self.body, self.order = body, order
         self.same = dict(constants)
         self.all = dict(zip(body.stacked, stacks, strict=True))
-        """For each value of an iteration those of all iterations."""
+        """For each value of an iteration the values of all iterations."""
         self.computed = {r for op in body.operations for r in op.results}
 
     def results(self, begins: Sequence[ir.Value]) -> list[ir.Value]:

@@ -36,7 +36,7 @@ class SplitBackward(Pass):
 
     1. What I needs is a backward slice of its results. Everything else may be in either half, but for
        products and other heavy work, which is in W. The cut is the one with the fewest bytes between the
-       halves: what is passed on, and what only W keeps alive. Nothing is computed twice, but
+       halves: the bytes passed on, and the bytes that only W keeps alive. Nothing is computed twice, but
        broadcasts, constants and other work that only lays out values may be repeated.
     2. A `stablehlo.while` that computes both becomes two loops. The first stacks what the second reads;
        the second is not a loop if all iterations can be done at once. A loop whose trip count is not
@@ -117,7 +117,7 @@ class SplitBackward(Pass):
 
 
 def _staged_loops(main: ir.OpView) -> dict[str, None]:
-    """Returns the loops that have stages, which are those that a schedule file orders."""
+    """Returns the loops with stages, which a schedule file orders."""
     launches = (op for op in body_block(main).operations if isinstance(op, dialect.LaunchOp) and op.loop)
     return {op.loop: None for op in launches if any(map(_of_stage, op.origins))}
 
@@ -181,7 +181,7 @@ class _Halved:
     """A computation in halves.
 
     Attributes:
-      input: the half that others wait for; it returns what it passes on after its results.
+      input: the half that other launches wait for; it returns the residuals of W after its results.
       weight: the other one, which takes that after its arguments.
       passed: for each value passed on, the result of the first half that it is.
       passed_bytes: their size.
@@ -360,7 +360,7 @@ def _bytes_kept(value: ir.Value, loop: str | None) -> int:
 
 
 def _is_repeated(launch: dialect.LaunchOp, function: ir.OpView) -> bool:
-    """Returns whether a backward repeats its forward, or reads what was repeated for it."""
+    """Returns whether a backward repeats its forward, or reads a repeated forward."""
     makers = [v.owner.opview for v in launch.operands if not isinstance(v, ir.BlockArgument)]
     return any(op.operation.name == _BARRIER for op in dialect.nested_ops(function)) or any(
         isinstance(op, dialect.LaunchOp) and any(o.kind == "recompute" for o in op.origins) for op in makers

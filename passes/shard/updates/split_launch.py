@@ -65,7 +65,7 @@ class SplitLaunch:
     Args:
       splitting: the values that are split.
       layouts: the shardings of values.
-      computations: those of the module; equal launches share them.
+      computations: the computations of the module, which equal launches share.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SplitLaunch:
             of the replica.
 
         Returns:
-          The value for each result of the launch, blocks of those that are split.
+          The value for each result of the launch; a block for split results.
         """
         values: dict[Item, ir.Value] = {}
         pieces = self.pieces()
@@ -407,7 +407,7 @@ class SplitLaunch:
 
 
 def _in_order(items: Iterable[Item], reads: Callable[[Item], list[Item]]) -> list[Item]:
-    """Returns items and those that they are computed from, each after those that it reads."""
+    """Returns items with their dependences, each after the items that it reads."""
     order: dict[Item, None] = {}
     # Depth first, but without recursion: chains of operations may be longer than Python's stack.
     waiting = [(item, False) for item in reversed(list(items))]

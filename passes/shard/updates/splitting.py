@@ -81,7 +81,7 @@ class Splitting:
     Attributes:
       count: the number of replicas.
       dims: for values that could be split, the dimension.
-      split: those that replicas compute, or get, as blocks only.
+      split: the values that replicas have as blocks only.
       states: the arguments that replicas hold as blocks, with the numbers of the results that replace them.
     """
 
@@ -115,7 +115,7 @@ def decide(
       count: the number of replicas.
 
     Raises:
-      PassFailure: an operation needs all of what is to be split.
+      PassFailure: an operation needs all of a value to split.
     """
     graph = _Graph(main, launches, layouts)
     states = _states(main, graph)
@@ -145,7 +145,7 @@ class _Graph:
       read_whole: values that an operation needs all of, each with the results of the operation.
       read_elsewhere: the values of `@main` with readers other than launches and transfers.
       classes: the axes that go together, by one of them.
-      summed: those that represent axes of sums.
+      summed: the representatives of axes of sums.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class _Graph:
         return root
 
     def flow(self, values: Iterable[ir.Value]) -> set[Axis]:
-        """Returns the axes that are cut where those of some values are."""
+        """Returns the axes that are cut if the axes of some values are."""
         targets: dict[Axis, list[Axis]] = defaultdict(list)
         for target, sources in self.sources.items():
             for source in sources:

@@ -83,13 +83,13 @@ class _SnapshotRun:
 
     Attributes:
       snapshots: its versions on this host.
-      kept: the versions that are still needed.
+      live_versions: the versions that are still needed.
       fetched: blocks of other hosts for reads in progress, by name, for each lane.
     """
 
     name: str
     snapshots: HostSnapshots
-    kept: Container[VersionKey]
+    live_versions: Container[VersionKey]
     fetched: dict[int, dict[str, StateBlock]] = dataclasses.field(default_factory=dict)
 
     def copies(self, key: VersionKey) -> dict[str, int]:
@@ -365,7 +365,7 @@ def receive(
 
         def needed() -> Any:
             for chunk in chunks:
-                if version not in opened.kept:
+                if version not in opened.live_versions:
                     raise SnapshotError(f"{version} was dropped while it was received")
                 yield chunk
 
@@ -470,10 +470,10 @@ def keep(*, run: RunName, keys: list[Version], newest: Version | None) -> None:
       newest: the last version that may be removed; None to remove none.
     """
     opened = _run(run)
-    opened.kept = _NewerVersions(
+    opened.live_versions = _NewerVersions(
         [VersionKey(*key) for key in keys], None if newest is None else VersionKey(*newest)
     )
-    opened.snapshots.keep(opened.kept)
+    opened.snapshots.keep(opened.live_versions)
 
 
 @_for_clients

@@ -136,7 +136,7 @@ def test_worker_reports_blocks_that_it_does_not_receive(address):
 
 def test_worker_drops_a_stream_of_a_version_that_is_not_kept(address):
     write(array())
-    snapshots._runs[RUN].kept = frozenset()
+    snapshots._runs[RUN].live_versions = frozenset()
     with pytest.raises(CallRefused, match="version 10 was dropped while it was received"):
         snapshots.receive(run=RUN, key=KEY, copy=2, host=3, address=address, blocks=["w[0:4]"])
 
