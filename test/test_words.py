@@ -97,14 +97,14 @@ PLAIN_ROOMS = ("compiler/resilience", "runtime/resilience", "passes/schedule/rep
 """Rooms whose docstrings are free of `CLAUSES`, and names of `PRONOUNS`."""
 
 CLAUSE_LIMITS = {
-    "those that": 0,
-    "what it": 0,
-    "goes on": 0,
-    "has X done": 0,
-    "is no": 0,
-    "pronoun": 0,
+    "those that": 150,
+    "what it": 40,
+    "goes on": 20,
+    "has X done": 5,
+    "is no": 70,
+    "pronoun": 870,
 }
-"""Limits on such clauses and names in the other rooms of the package, which are to come down to zero."""
+"""Limits on such clauses and names in the whole package, which only go down."""
 
 _ANY_PROSE = re.compile("|".join(pattern for pattern, _ in PROSE), re.IGNORECASE)
 

@@ -5,7 +5,7 @@ saving = pw.checkpoint.save("checkpoints", state, step)  # in the background
 state = pw.checkpoint.restore("checkpoints", state)      # onto the slices of `state`
 ```
 
-Orbax reads and writes the same folders without us. It is an extra: `pip install pathways-mlir[checkpoint]`.
+Orbax reads and writes the same folders without us. It is an extra: `pip install 'pathways-mlir[checkpoint]'`.
 """
 
 from __future__ import annotations

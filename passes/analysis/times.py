@@ -11,10 +11,10 @@ Durations are given as a mapping, which is also the form of a JSON file:
 
 All of it is optional, and the most specific entry counts: a launch by its label, its computation, the
 kinds of its placed calls at their stages, these kinds. A number counts time units, a string has a suffix
-and counts seconds; the two do not mix. Where nothing is stated, a placed call takes one unit and glue none;
-half of a split backward takes half of a backward, the only half of one all of it, a gradient with a stage of
-its own (`grad`) what a backward takes, a launch that several placed calls were fused into what they take
-together, and each piece of a call that was cut an equal share.
+and counts seconds; the two do not mix. Defaults: a placed call takes one unit and glue none; half of a split
+backward takes half of a backward, or all of it if it is the only half; a gradient with its own stage (`grad`)
+takes as long as a backward, a fused launch as long as its placed calls together, and each piece of a cut call
+an equal share.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ class SplitHosts(Pass):
        values that are sent are released at the end. Where this is impossible, because a launch takes the
        buffer or the caller has it, a copy is sent. Channels between hosts have room for all that is sent in
        `ahead` steps.
-    5. The peak of each slice counts what is sent up to the end of the step, and what is received from its
-       beginning, since a host may issue all of a step before any of it runs. It counts both once more for
-       each further step that runs ahead.
+    5. The peak of each slice counts sent values up to the end of the step, and received values from its
+       start, since a host may issue all of a step before any of it runs. It counts both once more for each
+       further step that runs ahead.
 
     ```mlir
     // before
@@ -106,7 +106,7 @@ class _Split:
       indices: the transfers between hosts by their first result, numbered in the order of the program.
       lost: the values that may be donated or deleted before another host has them.
       sent: the values that each host sends unchanged, and holds to the end.
-      numbers: the `pw.number` of each argument: of those of the caller the position among these.
+      numbers: the `pw.number` of each argument: for the caller's arguments their position among these.
     """
 
     hosts: Mapping[str, int]
@@ -258,7 +258,7 @@ class _HostFunction:
         return self.position - 1
 
     def join(self, mirror: dialect.MirrorOp) -> None:
-        """Copies a mirror; what is alone on the host is no mirrored value there."""
+        """Copies a mirror; a value that is alone on the host is not mirrored there."""
         copies = [self.values[value] for value in mirror.operands if value in self.values]
         if len(copies) > 1:
             self.values[mirror.results[0]] = mirror.rebuilt(copies, ip=self.ip).results[0]

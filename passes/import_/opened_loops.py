@@ -19,8 +19,8 @@ class OpenedLoop:
 
     First `move` replaces the arguments of the body: counters by the `pw.index`, values that stay the same by
     their initial values, and all others by a `pw.carry`. Then `close` finds the arrays
-    that the body works through row by row (`xs` of `jax.lax.scan`), which it splits, and those that it fills
-    row by row (`ys`), which it concatenates; all other carried values are passed on.
+    that the body works through row by row (`xs` of `jax.lax.scan`), which it splits, and the arrays that it
+    fills row by row (`ys`), which it concatenates; all other carried values are passed on.
 
     Args:
       op: the operation.

@@ -164,14 +164,14 @@ def _forward_calls(main: ir.OpView, placed: Sequence[PlacedCall]) -> list[_Forwa
     }
     operations = [(op, captured(op), list(op.results)) for op in body_block(main).operations]
     leading: set[ir.Value] = set()
-    """Values that lead to forward calls; those of the backward do not, and read very many of them."""
+    """Values that lead to forward calls; values of the backward do not, and read very many of them."""
     for op, operands, results in reversed(operations):
         if op.operation in calls or not leading.isdisjoint(results):
             leading.update(operands)
     backward = {call.launch.operation for call in placed if call.kind == "bwd"}
     counted = _with_gradients(placed)
     after: set[ir.Value] = set()
-    """Values of a microbatch that its backward leads to: what reads them is no part of the forward."""
+    """Values of a microbatch that its backward leads to: their readers are not part of the forward."""
     forward: list[_Forward] = []
     later: dict[ir.Value, frozenset[int]] = {}
     run: dict[tuple[str, str], frozenset[int]] = {}

@@ -253,7 +253,7 @@ def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> di
     """Returns the group of each operation that is of one: as late as it can be.
 
     Args:
-      members: those that matter.
+      members: the operations to group.
       touched: those between the first and the last of these, in order.
     """
     known: dict[ir.Value, _Place] = {}

@@ -1,4 +1,4 @@
-"""The placed operations of `@main` as a graph: what each reads on its slice, and what it waits for."""
+"""Graph of the placed operations of `@main`: the operands of each on its slice, and its waits."""
 
 from __future__ import annotations
 

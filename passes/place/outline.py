@@ -28,11 +28,11 @@ class Outline(Pass):
     """Moves placed operations of `@main` into functions and launches them.
 
     Operations on one slice share a computation if they wait for the same launches and the same
-    values from other slices, so that none waits longer than it would alone; those that lead to a value
-    for another slice are kept apart from those that do not, so that the value leaves as soon as it can.
-    An operation whose only readers are in one computation joins it; what is done for each microbatch of a
-    loop is kept apart from what is done once. Work marked `pw.mirrored` is
-    repeated in each computation that reads it. Structurally equal computations are merged.
+    values from other slices, so that none waits longer than it would alone; operations that lead to a value
+    for another slice are kept apart from the others, so that the value leaves as soon as it can. An operation
+    whose only readers are in one computation joins it; operations of each microbatch of a loop are kept apart
+    from operations that run once. Work marked `pw.mirrored` is repeated in each computation that reads it.
+    Structurally equal computations are merged.
 
     A computation is named after the function of the user from which more than half of its operations come, as
     their locations state it, or after its last operation; `glue` without locations.
@@ -255,7 +255,7 @@ class _Emitter:
         self.names = GlueNames(symbol_name(module.operation.opview) or "")
         self.new_values: dict[tuple[ir.Value, str], ir.Value] = {}
         self.names_by_key: dict[object, str] = {}
-        """The computations by what they do: the microbatches of a program are alike."""
+        """The computations by their operations: the microbatches of a program are alike."""
 
     def emit(self, unit: _Unit, contents: Sequence[Instance], inputs: Inputs) -> None:
         operands = [v if s is None else self.new_values[v, s.slice] for v, s in inputs]

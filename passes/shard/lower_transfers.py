@@ -63,7 +63,8 @@ class LowerTransfers(Pass):
     %3 = pw.launch @join(%2#0, %2#1) on @s1
     ```
 
-    Requires: placed form; shardings from `pw-propagate-shardings`; what they split divides evenly.
+    Requires: placed form; shardings from `pw-propagate-shardings`; the dimensions that they split divide
+      evenly.
     Guarantees: a transfer without `routes` copies shards as they are.
     """
 

@@ -58,15 +58,15 @@ class PropagateShardings(Pass):
 
     1. User-given specs of the program's arguments and results get the mesh of their slice. The words
        of a PRNG key stay together.
-    2. Launches become calls, transfers between equal meshes and sums over microbatches identities, splits
-       and concatenations of microbatches those of StableHLO, and Shardy propagates through all of them at
-       once: a sharding given on a parameter reaches its optimizer state, activations and
-       results. Computations that are called with different shardings become variants.
+    2. Launches become calls, transfers between equal meshes and sums over microbatches identities, splits and
+       concatenations of microbatches their counterparts in StableHLO, and Shardy propagates through all of
+       them at once: a sharding given on a parameter reaches its optimizer state, activations and results.
+       Computations that are called with different shardings become variants.
     3. A transfer between different meshes passes a sharding on by the names of its axes, as far as they
        exist there and divide, until nothing changes.
     4. If two shardings conflict, the user's is kept and the value is resharded on its slice, with a remark.
-    5. Shardings of all arguments and results of `@main` and of computations are closed; what is undecided is
-       replicated, and so are rows of a batch that microbatches do not divide, unless the user wants them
+    5. Shardings of all arguments and results of `@main` and of computations are closed; undecided dimensions
+       are replicated, and so are rows of a batch that microbatches do not divide, unless the user wants them
        split. A remark names large values that end up so.
 
     ```mlir
@@ -193,7 +193,7 @@ def _separate_meshes(module: ir.Module, main: ir.OpView, meshes: Meshes) -> None
 
 
 def _propagate(module: ir.Module, meshes: Meshes) -> None:
-    """Runs Shardy until transfers between different meshes pass on what they did before."""
+    """Runs Shardy until transfers between different meshes pass on the same shardings as before."""
     hints: dict[int, ir.Attribute] = {}
     before = module.operation.clone()
     # A round passes a hint on by one transfer at least, unless shardings swing back and forth.

@@ -135,7 +135,7 @@ class _AllToAllAsIdentities(_Identity[dialect.AllToAllOp]):
 
 
 class _NextAsSum(_Encoding[dialect.NextOp]):
-    """Sum: what is passed on has the sharding of what is carried, and so does the result."""
+    """Sum: the next value has the sharding of the carried one, and so does the result."""
 
     def encode(self, op: dialect.NextOp) -> ir.OpView:
         total = stablehlo.AddOp(*op.operands)

@@ -25,5 +25,5 @@ class VerifySharded(Pass):
     always_verified = True
 
     def run(self, module: ir.Module) -> None:
-        """Changes nothing: the claim is what is checked."""
+        """Does not change the module: it checks the claim."""
         main_function(module)

@@ -1,11 +1,11 @@
 """Timelines as trace files, for Perfetto (ui.perfetto.dev), `chrome://tracing` and `pw-viz`.
 
 The format is the JSON array of Chrome's trace events, one event per line. Each slice is a process: a row of
-launches, rows of what it sends, and a counter of its live bytes; arrows lead from the launch that makes a
-value over its transfer to the launch that reads it. Slices on several hosts name their hosts, and are in
-the order of them. Steps are appended as they come. Spans of work that belongs to no step have processes of
-their own, below the slices. The closing bracket may be missing, so that the file of a process that was killed
-is a trace all the same.
+launches, rows of sends, and a counter of its live bytes; arrows lead from the launch that makes a value over
+its transfer to the launch that reads it. Slices on several hosts name their hosts, and are in the order of
+them. Steps are appended as they come. Spans of work that belongs to no step have processes of their own,
+below the slices. The closing bracket may be missing, so that the file of a process that was killed is a trace
+all the same.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Layouts = tuple[ir.Attribute | None, ...]
 _CALL_COUNTER = "call_counter"
 _REMAT = "remat"
 _HALVES: Mapping[str, Half] = {"split_keep_transferred": "input", "split_drop_transferred": "weight"}
-"""Of a backward that Shardy splits, the half that makes what is transferred, and the other one."""
+"""The halves of a backward that Shardy splits: the one before the transfer, and the other one."""
 
 _OF_SHARDY = ("mesh_shape", "reserved_hbm_bytes")
 

@@ -64,7 +64,7 @@ class ArrayTypes:
 def device_lists(function: ir.OpView) -> tuple[ifrt_arrays.DeviceIds, ...]:
     """Returns the lists of devices of a program, in the order in which its slices are declared.
 
-    The devices are those that the program was compiled for, or its own numbers where it states none.
+    The program states the devices that it was compiled for; otherwise its own numbers count.
 
     Raises:
       PassFailure: it has a device that it was not compiled for, or a value that is not an array.

@@ -17,7 +17,7 @@ type Layout = ir.Attribute | None
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A value, with what is known of its place."""
+    """A value, with the known facts about its place."""
 
     value: ir.Value
     home: Home

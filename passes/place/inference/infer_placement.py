@@ -43,10 +43,10 @@ class InferPlacement(Pass):
     1. Work that depends only on small arguments and constants (step counters, learning rates, PRNG
        keys) is mirrored: computed on every slice that reads it.
     2. All other operations and arguments are split by a minimum cut with the bytes of each value as its
-       cost; forward and backward code are cut together. Its terminals are the launches, and arguments that
-       have a slice already, as those of a program without placed calls have that live on one. Code that
-       touches no terminal goes to the first slice. A broadcast of a small value is repeated for each reader,
-       so that the small value crosses, not the broadcast.
+       cost; forward and backward code are cut together. Its terminals are the launches, and arguments with a
+       slice, as in a program without placed calls. Code that touches no terminal goes to the first slice. A
+       broadcast of a small value is repeated for each reader, so that the small value crosses, not the
+       broadcast.
     3. Associative chains that alternate between slices (a global norm over all layers) become partial
        results on each slice and one combination.
     4. A small operation is also mirrored where all its operands cross anyway; and a small result that
@@ -110,7 +110,7 @@ class InferPlacement(Pass):
 
 
 def _remark_whole(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> None:
-    """Remarks what it costs that a condition or a loop is not cut by slice."""
+    """Remarks the cost of a condition or a loop that is not cut by slice."""
     for op, places in zip(problem.operations, where, strict=True):
         why = _why_whole(op)
         if why is None or not places:
@@ -136,8 +136,7 @@ def _cost_of_whole(
 ) -> tuple[int, int]:
     """Returns the bytes that cross because an operation is on one slice, and the bytes that the slice keeps.
 
-    Placed calls bring to their slice what they read and give what others read: of an operation that holds
-    some only arguments count.
+    Placed calls bring their operands to their slice, so of an operation that holds some only arguments count.
     """
     moved = kept = 0
     for value in op.reads:

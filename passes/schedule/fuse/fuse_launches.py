@@ -40,11 +40,10 @@ class FuseLaunches(Pass):
 
     Glue is fused with its neighbours; two placed calls of the user only with `user-calls`, or where they are
     the forward and the backward call of one stage and microbatch, as on the last stage of a pipeline. Glue
-    that reads nothing but arguments, or what is worked out before a loop begins, and serves one launch (a
-    constant, a PRNG key, a block of the batch) becomes part of it; glue that reads nothing at all is first
-    repeated for each launch that it serves.
-    A launch has the origins of all its members, and the loop and microbatch of the first placed call
-    among them.
+    that reads only arguments, or values computed before a loop, and serves one launch (a constant, a PRNG
+    key, a block of the batch) becomes part of it; glue without operands is first repeated for each launch
+    that it serves. A launch has the origins of all its members, and the loop and microbatch of the first
+    placed call among them.
 
     One launch whose results leave may be fused: the last launch of a loop on its slice also takes the
     glue after the loop, when that is cheap (an optimizer's update). What leaves does so a little later, for

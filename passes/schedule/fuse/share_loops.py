@@ -293,8 +293,8 @@ def _cut(body: _Body, shared: _Shared, computations: Computations) -> list[_Piec
 def _origins(launch: LaunchOp, pieces: Sequence[_Piece]) -> list[tuple[Origin, ...]]:
     """Returns the placed calls of a launch that each of its pieces is of.
 
-    A shared loop has the origins that all its holders have in common. What is between two loops is of
-    theirs and of those between them.
+    A shared loop has the origins that all its holders have in common. Operations between two loops belong to
+    them and to the loops between them.
     """
     calls = [(origin.kind, origin.part) for origin in launch.origins]
     ranges = []

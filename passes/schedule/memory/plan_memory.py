@@ -206,7 +206,8 @@ class _Lifetimes:
     def copied_results(self) -> Iterator[tuple[ir.Value, str]]:
         """Yields the results that are copied for the caller, each with the slice of the copy.
 
-        The caller may donate what it gets, so no buffer is two results, or a result and what the caller kept.
+        The caller may donate results, so no buffer is two results, or a result and an array that the caller
+        kept.
         """
         owned: set[tuple[ir.Value, str]] = set()
         for result in self.terminator.operands:

@@ -183,7 +183,7 @@ def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Ne
 
     A result of a launch is held from its action on, what comes from another slice from the action that first
     reads it, and both until the last action on the slice that reads it ends. Sums over microbatches, which
-    there is one of, and what is only sent do not count; neither does what arrives before it is read.
+    exist once, and values that are only sent do not count, nor do received values before their first reader.
     """
     layouts = Layouts(module)
     owner = _owners(events, loop)

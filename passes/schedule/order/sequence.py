@@ -6,7 +6,7 @@ A program is a row of segments: the loops, and what comes before, between and af
        0   |  1  |    2    |  3  |    4
 
 Within a loop time goes by in actions. Other launches come right before the action of their time, or right
-after it; and around each launch is what is sent to it, and what is sent from it.
+after it; and around each launch are its receives and sends.
 
     ... | before, action, after | before, action, after | ...      instants of a loop
                     |
@@ -64,9 +64,9 @@ def sequence(
     """Returns the order of all events in which every loop runs by its schedule.
 
     Launches of an action run at its time. Other launches of a loop run right before the action that first
-    reads their result if it is on their slice, else as soon as what they read is there. Launches outside of
-    loops run before the first loop, or after the last one whose results they read; those that have nothing
-    to do with any loop run after all of them. A value is sent, or exchanged, right after the launch that
+    reads their result if it is on their slice, else as soon as their operands are ready. Launches outside of
+    loops run before the first loop, or after the last one whose results they read; launches without a
+    relation to any loop run after all of them. A value is sent, or exchanged, right after the launch that
     makes it; an argument right before the launch that first reads it.
 
     Args:

@@ -22,8 +22,8 @@ class Loop:
     Attributes:
       op: its declaration.
       members: its launches, as numbers of events in block order.
-      origins: the placed calls that a launch stands for, of those that are not glue.
-      actions: the actions that a launch is, one after the other; glue and what is computed again is none.
+      origins: the placed calls of each launch that is not glue.
+      actions: the actions of a launch, one after the other; none for glue and repeated computations.
       slices: the slice of each stage, by ascending stage.
       needs: the names of the loops whose results it reads, directly or through others.
     """

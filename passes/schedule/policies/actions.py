@@ -1,7 +1,7 @@
 """Units of a pipeline schedule: actions, and the times at which they can start.
 
 An action is the work of one stage for one microbatch: its forward (F), its backward (B), or one half of a
-backward that was split into the gradients of inputs (I) and those of weights (W). A schedule is the order of
+backward that was split into the gradients of inputs (I) and of weights (W). A schedule is the order of
 the actions on each slice.
 """
 

@@ -27,8 +27,8 @@ def looped_bfs(pipeline: Pipeline) -> Order:
     """Returns all microbatches on the first stage of a slice, then all on its second, ... (Breadth-first).
 
     Backwards go the same way from the last stage. All microbatches are alive on every stage. The idle time is
-    that of GPipe divided by the stages on a slice, and what is sent from one stage of a slice has the time
-    of M actions to arrive, which hides slow links.
+    that of GPipe divided by the stages on a slice, and values from one stage of a slice have the time of M
+    actions to arrive, which hides slow links.
     """
     pipeline.round_of_slices()
     return gpipe(pipeline)

@@ -15,8 +15,8 @@ def merged(
 ) -> Order:
     """Runs the orders of all stages step by step; each slice takes the action of least rank that is ready.
 
-    Orders that can be met on a slice for each stage can be met so as well: what is next of some stage is
-    ready, and a slice that has several stages does it.
+    Orders that can be met on a slice for each stage can be met here as well: the next action of some stage is
+    ready, and the slice with this stage runs it.
     """
     position = [0] * len(orders)
     needs = functools.cache(pipeline.needs)

@@ -22,9 +22,9 @@ class PolicyError(ValueError):
 class Pipeline:
     """The shape of a pipeline, and the bound that its schedule keeps.
 
-    The forward of a stage needs those of the stages that it reads, and its backward needs its forward and the
-    backwards of the stages that read it. Where backwards are cut in halves, that is so of the first half, I,
-    and the second one, W, needs I. Each action is taken to last one unit of time.
+    The forward of a stage needs the forwards of the stages that it reads, and its backward needs its forward
+    and the backwards of the stages that read it. Where backwards are cut in halves, that is so of the first
+    half, I, and the second one, W, needs I. Each action is taken to last one unit of time.
 
     Attributes:
       slices: the slice of each stage, counted from 0 without gaps; one slice may have several stages.

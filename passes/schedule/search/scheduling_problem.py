@@ -37,7 +37,7 @@ class Limit:
     Attributes:
       what: the quantity, in words.
       most: the size that may be alive at once.
-      held: what it counts.
+      held: the counted values.
     """
 
     what: str
@@ -141,7 +141,7 @@ class SearchProblem:
 
     @functools.cached_property
     def room(self) -> list[list[tuple[int, float]]]:
-        """The actions that must have ended before each action, since what they hold leaves no room for it.
+        """The actions that must have ended before each action, since they leave no room for it.
 
         A limit allows some number of equal things at once; since microbatches come in order, each waits for
         the one that is this number before it. Empty for limits that nothing keeps to.
@@ -171,7 +171,7 @@ class SearchProblem:
 
     @functools.cached_property
     def in_order(self) -> list[int]:
-        """All actions, each after those that it waits for, and those that have to make room for it."""
+        """All actions, each after the actions that it waits for and the actions that make room for it."""
         return topological_order(self._waits(self.room))
 
     def lower_bound(self) -> float:

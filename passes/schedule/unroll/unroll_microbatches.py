@@ -51,7 +51,7 @@ class UnrollMicrobatches(Pass):
     ```
 
     Requires: shardings decided, transfers cut into pieces.
-    Guarantees: no split, carry or index; what is of a loop has a `microbatch`; the same values, sums in the
+    Guarantees: no split, carry or index; launches of a loop have a `microbatch`; the same values, sums in the
     order of the microbatches.
     """
 

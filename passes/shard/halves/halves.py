@@ -49,8 +49,8 @@ class HalvesRequest:
       operations: the code, without its terminator.
       urgent: values that the first half must compute.
       late: values that nothing waits for.
-      costs: of values from outside, the bytes that they take if only the second half needs them; those that
-        live on in any case are left out.
+      costs: of values from outside, the bytes that they take if only the second half needs them; values that
+        are alive anyway are left out.
       only_second: values from outside that the first half does not have.
       ends_second: whether the second half must have the late values, wherever they are computed.
       has_effect: whether an operation does more than compute; such a one stays in the first half.

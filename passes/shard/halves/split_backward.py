@@ -31,8 +31,8 @@ class SplitBackward(Pass):
 
     The loops over microbatches whose schedule has halves are split: by the option, else by their own
     `schedule`. The first half, I, computes what other slices, stages or the next microbatch wait for: the
-    gradients of inputs. The second half, W, computes what is only accumulated: the gradients of weights. A
-    backward that computes only one of these is entirely that half.
+    gradients of inputs. The second half, W, computes values that are only accumulated: the gradients of
+    weights. A backward that computes only one of these is entirely that half.
 
     1. What I needs is a backward slice of its results. Everything else may be in either half, but for
        products and other heavy work, which is in W. The cut is the one with the fewest bytes between the

@@ -4,7 +4,7 @@
                                                    for l: dw[l] = weight half(kept[l], x[l])
 
 The first loop carries what its iterations pass on and stacks what the second one reads; the second one
-carries nothing but the values that it fills or adds to. Where possible it is no loop: all iterations are done
+carries nothing but the values that it fills or adds to. Where possible it is not a loop: all iterations run
 at once.
 """
 

@@ -53,7 +53,7 @@ class _Segment:
 
 
 class _Branches(NamedTuple):
-    """Items that branches read from outside, and for each branch those that it computes and returns."""
+    """Items that branches read from outside, and for each branch the items that it computes and returns."""
 
     reads: list[Item]
     bodies: list[tuple[list[Item], list[Item]]]

@@ -246,7 +246,7 @@ class _Graph:
         self.parents[self.find(source)] = self.find(target)
 
     def find(self, axis: Axis) -> Axis:
-        """Returns the axis that represents all those that go together with one."""
+        """Returns the axis that represents all axes that are split together with one."""
         root = axis
         while (parent := self.parents.setdefault(root, root)) != root:
             root = parent
@@ -442,7 +442,7 @@ class _Choice:
         return f"{kind} of type {key.value.type}"
 
     def whole_readers(self, axis: Axis) -> list[ir.OpView]:
-        """Returns operations that need all along a dimension of what is not whole anyway."""
+        """Returns operations that need a whole dimension of operands that may be split."""
         return [
             op
             for other in self.graph.classes[self.graph.find(axis)]
