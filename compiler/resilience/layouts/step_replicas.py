@@ -55,7 +55,7 @@ class StepReplicas:
                 if any(argument.replicas is not None for argument in executable.plan.arguments):
                     raise ValueError(
                         f"pw.resilient: min_replicas={min_replicas}: program '{executable.name}' is from a "
-                        "bundle, which has it for all its replicas; pass the pw.program that it was saved from"
+                        "bundle, which has it for all its replicas; pass the pw.program that was saved"
                     )
             raise ValueError(
                 f"pw.resilient: min_replicas={min_replicas}: the step has no replicas; leave min_replicas out"
