@@ -50,7 +50,7 @@ from pathways.runtime.resilience.events import (
     BoundaryReached,
     StateInvalidated,
 )
-from pathways.runtime.resilience.records import RecoveryPolicy
+from pathways.runtime.resilience.records import RecoveryRules
 from pathways.runtime.resources.status import TrainingStatus, open_runs
 from pathways.runtime.xla.tracebacks import boundary
 
@@ -69,7 +69,7 @@ class ResilientRun:
         state: Any,
         source: RewindableSource,
         store: SnapshotStore,
-        policy: RecoveryPolicy,
+        rules: RecoveryRules,
         disk: DiskVersions | None,
         fewer_replicas: tuple[Step, int] | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class ResilientRun:
         self._training = Training(state, is_function=not isinstance(train_step, Bound | Program))
         self._source = source
         self._store = store
-        self._policy = policy
+        self._rules = rules
         self._disk = disk
         self._folder = None if disk is None else RunFolder(disk.folder)
         # The program that may run on fewer replicas, and the smallest number of them.
@@ -113,7 +113,7 @@ class ResilientRun:
                 disk_steps = self._disk.steps()
             self._is_open = True
             self._prepare_replicas()
-            core = ResilienceCore(self._store.topology, self._policy, self._store.stored, disk_steps)
+            core = ResilienceCore(self._store.topology, self._rules, self._store.stored, disk_steps)
             self._recovery = RecoveryRunner(
                 core, self._training, self._metrics, self._source, self._store, self._disk, self._replicas
             )
@@ -140,7 +140,7 @@ class ResilientRun:
         self._replicas.run_on(self._replicas.all)
         self._store.set_replicas(self._replicas)
         self._replicas.check = self._store.check
-        self._policy = dataclasses.replace(self._policy, counts=self._replicas.counts)
+        self._rules = dataclasses.replace(self._rules, counts=self._replicas.counts)
         self._replicas.load_new(frozenset().union(*self._replicas.islands))
 
     def _compiled(self, step: Step) -> tuple[Any, ...]:
@@ -531,7 +531,7 @@ def resilient(
     # Copied now, since the caller may change its arrays after this call.
     state = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, state)
     store = LocalSnapshotStore() if hosts is None else HostStore(hosts)
-    policy = RecoveryPolicy(
+    rules = RecoveryRules(
         interval.steps,
         interval.seconds,
         patience=float(patience),
@@ -540,4 +540,4 @@ def resilient(
     batches = RewindableSource(source, program, argument, rows=rows, shards=shards)
     disk_versions = None if directory is None else DiskVersions(directory, state, max_to_keep)
     fewer_replicas = None if min_replicas is None else (program, min_replicas)
-    return ResilientRun(train_step, state, batches, store, policy, disk_versions, fewer_replicas)
+    return ResilientRun(train_step, state, batches, store, rules, disk_versions, fewer_replicas)

@@ -60,7 +60,7 @@ from pathways.runtime.resilience.phases import (
     StepsRunning,
     WaitingForIslands,
 )
-from pathways.runtime.resilience.records import RecoveryPolicy, ReplicaTopology, StoredVersion, VersionKey
+from pathways.runtime.resilience.records import RecoveryRules, ReplicaTopology, StoredVersion, VersionKey
 from pathways.runtime.resilience.recovery import Recovery, Unrecoverable, plan_recovery
 from pathways.runtime.resilience.version_manager import VersionManager
 from pathways.runtime.resilience.versions import StateVersion
@@ -74,7 +74,7 @@ class ResilienceCore:
 
     Args:
       topology: hosts and replicas.
-      policy: rules for copies of the state, and for running with fewer replicas.
+      rules: rules for copies of the state, and for running with fewer replicas.
       stored: the versions that an earlier controller left in the memory of hosts.
 
     Attributes:
@@ -88,15 +88,15 @@ class ResilienceCore:
     def __init__(
         self,
         topology: ReplicaTopology,
-        policy: RecoveryPolicy,
+        rules: RecoveryRules,
         stored: Mapping[VersionKey, StoredVersion] | None = None,
         disk_steps: Collection[int] = (),
     ) -> None:
         self.phase: Phase = WaitingForIslands(0.0)
         self.attempt = 0
         self.replicas = tuple(range(len(topology.replicas)))
-        self.islands = TrainingIslands(topology, policy)
-        self.versions = VersionManager(policy, self.islands, disk_steps)
+        self.islands = TrainingIslands(topology, rules)
+        self.versions = VersionManager(rules, self.islands, disk_steps)
         self.table = self.versions.table
         self.losses = 0
         self._logs = LossLogs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pathways.runtime.resilience.effects import PrepareReplicas
-from pathways.runtime.resilience.records import RecoveryPolicy, ReplicaTopology
+from pathways.runtime.resilience.records import RecoveryRules, ReplicaTopology
 
 
 class TrainingIslands:
@@ -17,11 +17,11 @@ class TrainingIslands:
       leaving: the present islands that leave.
     """
 
-    def __init__(self, topology: ReplicaTopology, policy: RecoveryPolicy) -> None:
+    def __init__(self, topology: ReplicaTopology, rules: RecoveryRules) -> None:
         self.topology = topology
         self.present = frozenset(place.island for place in topology.hosts.values())
         self.leaving: set[int] = set()
-        self._policy = policy
+        self._rules = rules
         self._absent_since: dict[int, float] = {}
         self._dead: set[int] = set()
         # The replicas that the step is loaded for, ahead of a change.
@@ -89,7 +89,7 @@ class TrainingIslands:
         missing = frozenset().union(*islands) - self.present
         if not all(self._is_overdue(island, now) for island in missing):
             return None
-        count = max((count for count in self._policy.counts if count <= len(able)), default=None)
+        count = max((count for count in self._rules.counts if count <= len(able)), default=None)
         return None if count is None else tuple(able[:count])
 
     def prepare_larger(self, running: tuple[int, ...], now: float) -> list[PrepareReplicas]:
@@ -98,7 +98,7 @@ class TrainingIslands:
         return [] if larger is None or len(larger) <= len(running) else [PrepareReplicas(larger)]
 
     def _is_overdue(self, island: int, now: float) -> bool:
-        return island in self._dead or now - self._absent_since[island] >= self._policy.patience
+        return island in self._dead or now - self._absent_since[island] >= self._rules.patience
 
     def grows(self, running: tuple[int, ...]) -> bool:
         """Returns whether more replicas can run, and the step is loaded for them."""
@@ -112,7 +112,7 @@ class TrainingIslands:
     def why_hopeless(self) -> str | None:
         """Returns the reason why no allowed number of replicas can ever run again; None if one can."""
         able = [of_replica for of_replica in self.topology.replicas if not of_replica & self._dead]
-        if len(able) >= self._policy.counts[0]:
+        if len(able) >= self._rules.counts[0]:
             return None
         dead = ", ".join(f"island{island}" for island in sorted(self._dead))
         return f"{dead} will not return, and no smaller number of replicas is allowed"

@@ -51,7 +51,7 @@ class ReplicaTopology:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecoveryPolicy:
+class RecoveryRules:
     """Rules for copies of the state, and for running with fewer replicas.
 
     Attributes:

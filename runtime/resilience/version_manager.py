@@ -17,7 +17,7 @@ from pathways.runtime.resilience.effects import (
     SaveToDisk,
 )
 from pathways.runtime.resilience.islands import TrainingIslands
-from pathways.runtime.resilience.records import Blocks, RecoveryPolicy, VersionKey
+from pathways.runtime.resilience.records import Blocks, RecoveryRules, VersionKey
 from pathways.runtime.resilience.versions import StateVersion, VersionTable
 
 
@@ -33,15 +33,15 @@ class VersionManager:
       copy_again_at: the time to repeat a failed copy; infinite without one.
     """
 
-    def __init__(self, policy: RecoveryPolicy, islands: TrainingIslands, disk_steps: Collection[int]) -> None:
+    def __init__(self, rules: RecoveryRules, islands: TrainingIslands, disk_steps: Collection[int]) -> None:
         self.table = VersionTable()
-        self.disk = DiskSaves(policy.disk_every, disk_steps)
+        self.disk = DiskSaves(rules.disk_every, disk_steps)
         self.metrics_read = 0
         self.committed_at: float | None = None
         self.last_step = 0
         self.copy_again_at = math.inf
         self._last_time = 0.0
-        self._policy = policy
+        self._rules = rules
         self._islands = islands
         self._was_protected = False
 
@@ -69,9 +69,9 @@ class VersionManager:
             return True
         if step == self.last_step:
             return False
-        if self._policy.every_steps is not None:
-            return step - self.last_step >= self._policy.every_steps
-        return now - self._last_time >= (self._policy.every_seconds or 0.0)
+        if self._rules.every_steps is not None:
+            return step - self.last_step >= self._rules.every_steps
+        return now - self._last_time >= (self._rules.every_seconds or 0.0)
 
     def set_last(self, step: int, now: float) -> None:
         """Sets the step of the last version, from which the distance to the next one counts."""

@@ -54,7 +54,7 @@ from pathways.runtime.resilience.phases import RunAbandoned, StepsRunning
 from pathways.runtime.resilience.records import (
     BlockCopy,
     HostPlace,
-    RecoveryPolicy,
+    RecoveryRules,
     ReplicaTopology,
     StoredVersion,
     VersionKey,
@@ -122,12 +122,12 @@ def random_topology(chance: random.Random) -> ReplicaTopology:
     return ReplicaTopology(hosts, tuple(frozenset((island,)) for island in range(islands)), holdings)
 
 
-def random_policy(chance: random.Random, replicas: int) -> RecoveryPolicy:
+def random_rules(chance: random.Random, replicas: int) -> RecoveryRules:
     least = chance.randint(1, replicas)
     # Some numbers do not divide the microbatches.
     counts = [n for n in range(least, replicas) if chance.random() < 0.7]
     every = chance.choice((1, 2, 4, 60, None))
-    return RecoveryPolicy(
+    return RecoveryRules(
         every,
         None if every else chance.uniform(0.3, 1.5),
         (*counts, replicas),
@@ -155,7 +155,7 @@ class SimulatedTraining:
         self.topology = random_topology(self.chance)
         self.places = self.topology.hosts
         self.islands = sorted({place.island for place in self.places.values()})
-        self.policy = random_policy(self.chance, len(self.topology.replicas))
+        self.rules = random_rules(self.chance, len(self.topology.replicas))
         self.make = make
         self.hosts = {host: SimulatedHost() for host in self.places}
         self.ahead = self.chance.randint(1, 3)
@@ -163,7 +163,7 @@ class SimulatedTraining:
         self.failing = self.chance.choice((0.0, 0.0, 0.1))
         # A shell learns what the only replica uses when its programs are loaded.
         self.learns = len(self.topology.replicas) == 1 and self.chance.random() < 0.5
-        self.core = make(self.known(), self.policy)
+        self.core = make(self.known(), self.rules)
         self.replicas = self.core.replicas
         self.disk: set[int] = set()
         self.history: list[tuple[float, object, list[ResilienceEffect]]] = []
@@ -457,7 +457,7 @@ class SimulatedTraining:
             )
 
     def check_replicas(self, replicas: tuple[int, ...]) -> None:
-        assert len(replicas) in self.policy.counts, f"{len(replicas)} replicas are not allowed"
+        assert len(replicas) in self.rules.counts, f"{len(replicas)} replicas are not allowed"
         missing = frozenset().union(*self.topology.replicas) - self.topology.islands(replicas)
         if len(replicas) == len(self.topology.replicas):
             return
@@ -465,7 +465,7 @@ class SimulatedTraining:
         assert absent, f"replicas {replicas} run though no island is lost"
         for island in absent:
             waited = self.time.now - self.lost_at[island]
-            assert island in self.dead or waited >= self.policy.patience - 1e-9, f"waited {waited:.1f} s"
+            assert island in self.dead or waited >= self.rules.patience - 1e-9, f"waited {waited:.1f} s"
 
     def restore_host(self, restore: RestoreState, host: int, start: int) -> None:
         own = self.hosts[host]
@@ -674,7 +674,7 @@ class SimulatedTraining:
         for number, host in self.hosts.items():
             # The state that the new controller begins with, if there is no version.
             host.devices = dict.fromkeys(held.get(number, ()), 0)
-        self.core = self.make(self.known(), self.policy, stored, self.disk)
+        self.core = self.make(self.known(), self.rules, stored, self.disk)
         steps = {*self.disk, *(() if self.committed is None else (self.committed.step,))}
         if steps:
             self.counts["runs that go on"] += 1
@@ -728,7 +728,7 @@ class SimulatedTraining:
         if "allowed" in why:
             topology = self.topology if self.has_learnt else self.known()
             able = [own for own in topology.replicas if not own & self.dead]
-            assert len(able) < self.policy.counts[0], why
+            assert len(able) < self.rules.counts[0], why
             return
         assert not self.disk, f"there is a version on disk: {why}"
         if "first copies" not in why and "be protected" not in why:
@@ -748,7 +748,7 @@ class SimulatedTraining:
         assert len(self.metrics) > before, "steps do not go on"
         alive = [island for island in self.islands if island not in self.dead]
         whole = [own for own in self.topology.replicas if own <= set(alive)]
-        best = max(n for n in self.policy.counts if n <= len(whole))
+        best = max(n for n in self.rules.counts if n <= len(whole))
         assert len(self.replicas) == best, f"{len(self.replicas)} replicas run of {best} that could"
         self.ends = True
         self.time.run_until(self.time.now + 4.0)
@@ -805,7 +805,7 @@ def problem_of(training: SimulatedTraining) -> str | None:
 
 def described(training: SimulatedTraining) -> str:
     """Returns the events of a history that was played, and the effects of each."""
-    lines = [f"hosts {dict(training.places)}, replicas {training.topology.replicas}", str(training.policy)]
+    lines = [f"hosts {dict(training.places)}, replicas {training.topology.replicas}", str(training.rules)]
     for at, event, effects in training.history:
         if effects or not isinstance(event, RecoveryTick):
             lines += [f"{at:6.2f} {event}", *(f"         -> {effect}" for effect in effects)]

@@ -54,7 +54,7 @@ from pathways.runtime.resilience.islands import TrainingIslands
 from pathways.runtime.resilience.records import (
     BlockLoad,
     HostPlace,
-    RecoveryPolicy,
+    RecoveryRules,
     ReplicaTopology,
     StoredVersion,
     VersionKey,
@@ -219,9 +219,9 @@ def islands_are_waited_for_longer(patch: pytest.MonkeyPatch) -> None:
 def any_number_of_replicas_runs(patch: pytest.MonkeyPatch) -> None:
     init = ResilienceCore.__init__
 
-    def free(self: ResilienceCore, topology: ReplicaTopology, policy: RecoveryPolicy, *rest: Any) -> None:
+    def free(self: ResilienceCore, topology: ReplicaTopology, rules: RecoveryRules, *rest: Any) -> None:
         counts = tuple(range(1, len(topology.replicas) + 1))
-        init(self, topology, dataclasses.replace(policy, counts=counts), *rest)
+        init(self, topology, dataclasses.replace(rules, counts=counts), *rest)
 
     patch.setattr(ResilienceCore, "__init__", free)
 
@@ -289,9 +289,9 @@ def hosts_that_return_keep_what_was_dropped(patch: pytest.MonkeyPatch) -> None:
 def uncommitted_versions_of_earlier_controllers_are_restored(patch: pytest.MonkeyPatch) -> None:
     init = ResilienceCore.__init__
 
-    def trusting(self: ResilienceCore, topology: Any, policy: Any, stored: Any = None, *rest: Any) -> None:
+    def trusting(self: ResilienceCore, topology: Any, rules: Any, stored: Any = None, *rest: Any) -> None:
         committed = {key: dataclasses.replace(one, is_committed=True) for key, one in (stored or {}).items()}
-        init(self, topology, policy, committed, *rest)
+        init(self, topology, rules, committed, *rest)
 
     patch.setattr(ResilienceCore, "__init__", trusting)
 
@@ -422,7 +422,7 @@ def places(effects: list[MakeCopies]) -> list[tuple[int, int]]:
 
 
 def test_resilience_copies_the_first_state_before_the_first_step():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(10)), is_slow=True)
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(10)), is_slow=True)
     assert isinstance(shell.effects[1], HoldSteps)
     (copies,) = shell.of(MakeCopies)
     assert places([copies]) == [(0, 0), (1, 1), (0, 1), (1, 0)]
@@ -434,7 +434,7 @@ def test_resilience_copies_the_first_state_before_the_first_step():
 
 
 def test_resilience_streams_nothing_that_another_replica_has():
-    shell = Shell(ResilienceCore(replicas(3), RecoveryPolicy(10, counts=(3,))))
+    shell = Shell(ResilienceCore(replicas(3), RecoveryRules(10, counts=(3,))))
     assert places(shell.of(MakeCopies)) == [(0, 0), (1, 1), (2, 2)]
 
 
@@ -442,18 +442,18 @@ def test_resilience_prefers_buddies_on_other_machines():
     hosts = {0: HostPlace(0, "a"), 1: HostPlace(1, "a"), 2: HostPlace(2, "b")}
     blocks = {0: frozenset(("weights",))}
     topology = ReplicaTopology(hosts, (frozenset((0,)),), lambda replicas, key=None: blocks)
-    shell = Shell(ResilienceCore(topology, RecoveryPolicy(10)))
+    shell = Shell(ResilienceCore(topology, RecoveryRules(10)))
     assert places(shell.of(MakeCopies)) == [(0, 0), (0, 2)]
 
 
 def test_resilience_without_a_second_island_is_not_protected():
-    shell = Shell(ResilienceCore(stages(1), RecoveryPolicy(10, disk_every=1)))
+    shell = Shell(ResilienceCore(stages(1), RecoveryRules(10, disk_every=1)))
     assert places(shell.of(MakeCopies)) == [(0, 0)]
     assert not shell.core.is_protected
 
 
 def test_resilience_commits_when_metrics_were_read():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(2)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(2)))
     shell.of(CommitVersion)
     for step in (1, 2, 3):
         shell.notify(BoundaryReached(1, step))
@@ -465,7 +465,7 @@ def test_resilience_commits_when_metrics_were_read():
 
 
 def test_resilience_restores_from_own_memory_and_from_the_buddy():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5)))
     shell.run_to(7)
     shell.of(RestoreState)
     shell.notify(WorkersLost(1, "killed"))
@@ -481,7 +481,7 @@ def test_resilience_restores_from_own_memory_and_from_the_buddy():
 
 
 def test_resilience_reads_another_copy_where_one_is_corrupt():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)), is_slow=True)
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5)), is_slow=True)
     for copy in shell.of(MakeCopies)[0].copies:
         shell.notify(CopyCompleted(copy.number))
     shell.notify(WorkersLost(0, "killed"))
@@ -494,7 +494,7 @@ def test_resilience_reads_another_copy_where_one_is_corrupt():
 
 
 def test_resilience_names_what_is_left_nowhere():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5)))
     for island in (0, 1):
         shell.notify(WorkersLost(island, "killed"))
         shell.notify(MemoryLost(island))
@@ -506,7 +506,7 @@ def test_resilience_names_what_is_left_nowhere():
 
 
 def test_resilience_goes_on_from_disk_when_memory_is_lost():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5, disk_every=1)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5, disk_every=1)))
     shell.run_to(6)
     key = VersionKey(5, 1)
     assert shell.of(SaveToDisk) == [SaveToDisk(VersionKey(0, 1))]
@@ -522,7 +522,7 @@ def test_resilience_goes_on_from_disk_when_memory_is_lost():
 
 
 def test_resilience_holds_steps_for_an_island_that_leaves_and_runs_none_again():
-    shell = Shell(ResilienceCore(replicas(2), RecoveryPolicy(100, counts=(1, 2))))
+    shell = Shell(ResilienceCore(replicas(2), RecoveryRules(100, counts=(1, 2))))
     shell.run_to(7)
     shell.notify(WorkersLeaving(1))
     shell.of(HoldSteps)
@@ -535,14 +535,14 @@ def test_resilience_holds_steps_for_an_island_that_leaves_and_runs_none_again():
 
 def test_resilience_copies_an_island_that_leaves_to_islands_that_stay():
     """At a boundary without another step, too."""
-    shell = Shell(ResilienceCore(stages(3), RecoveryPolicy(100)))
+    shell = Shell(ResilienceCore(stages(3), RecoveryRules(100)))
     shell.run_to(7)
     shell.of(MakeCopies)
     shell.notify(WorkersLeaving(1))
     shell.notify(RecoveryTick())
     assert places(shell.of(MakeCopies)) == [(0, 0), (1, 1), (2, 2), (0, 2), (1, 2), (2, 0)]
     # Copies to it would be made if there was no other island.
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(100)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(100)))
     shell.run_to(7)
     shell.of(MakeCopies)
     shell.notify(WorkersLeaving(1))
@@ -551,7 +551,7 @@ def test_resilience_copies_an_island_that_leaves_to_islands_that_stay():
 
 
 def test_resilience_says_what_an_island_that_leaves_costs():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(100)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(100)))
     shell.run_to(7)
     shell.of(TakeSnapshot)
     shell.notify(WorkersLeaving(1))
@@ -571,7 +571,7 @@ def test_resilience_says_what_an_island_that_leaves_costs():
 
 def test_resilience_copies_what_only_islands_that_leave_have_before_they_are_released():
     """Islands leave one after the other: copies were placed when only the first one had said so."""
-    shell = Shell(ResilienceCore(stages(3), RecoveryPolicy(100)), is_slow=True)
+    shell = Shell(ResilienceCore(stages(3), RecoveryRules(100)), is_slow=True)
     for copy in shell.of(MakeCopies)[0].copies:
         shell.notify(CopyCompleted(copy.number))
     shell.run_to(7)
@@ -591,7 +591,7 @@ def test_resilience_copies_what_only_islands_that_leave_have_before_they_are_rel
 
 
 def test_resilience_loses_an_island_that_leaves_before_it_is_copied():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)), is_slow=True)
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5)), is_slow=True)
     for copy in shell.of(MakeCopies)[0].copies:
         shell.notify(CopyCompleted(copy.number))
     shell.run_to(4)
@@ -607,7 +607,7 @@ def test_resilience_holds_no_steps_for_an_island_that_they_do_not_use():
     everywhere = stages(3)
     blocks = {host: frozenset((f"block {host}",)) for host in (0, 1)}
     topology = dataclasses.replace(everywhere, holdings=lambda replicas, key=None: blocks)
-    shell = Shell(ResilienceCore(topology, RecoveryPolicy(5)))
+    shell = Shell(ResilienceCore(topology, RecoveryRules(5)))
     shell.run_to(6)
     shell.notify(IslandsUsed(frozenset((0, 1))))
     shell.effects.clear()
@@ -627,7 +627,7 @@ def test_resilience_holds_no_steps_for_an_island_that_they_do_not_use():
 
 
 def test_resilience_runs_fewer_replicas_and_all_again():
-    shell = Shell(ResilienceCore(replicas(4), RecoveryPolicy(10, counts=(2, 4), patience=5.0)))
+    shell = Shell(ResilienceCore(replicas(4), RecoveryRules(10, counts=(2, 4), patience=5.0)))
     shell.run_to(4)
     shell.now = 1.0
     shell.notify(WorkersLost(2, "killed"))
@@ -647,7 +647,7 @@ def test_resilience_runs_fewer_replicas_and_all_again():
 
 
 def test_resilience_gives_up_when_too_few_islands_will_return():
-    shell = Shell(ResilienceCore(replicas(4), RecoveryPolicy(10, counts=(3, 4))))
+    shell = Shell(ResilienceCore(replicas(4), RecoveryRules(10, counts=(3, 4))))
     for island in (0, 1):
         shell.notify(IslandAbandoned(island))
     assert [abandon.why for abandon in shell.of(AbandonRun)] == [
@@ -661,13 +661,13 @@ def test_resilience_goes_on_from_what_an_earlier_controller_left():
         return StoredVersion(dict.fromkeys(hosts, everything), is_committed, (0,))
 
     stored = {VersionKey(20, 3): found(0), VersionKey(30, 3): found(0, 1, is_committed=False)}
-    core = ResilienceCore(stages(2), RecoveryPolicy(10, disk_every=1), stored, disk_steps=(10,))
+    core = ResilienceCore(stages(2), RecoveryRules(10, disk_every=1), stored, disk_steps=(10,))
     shell = Shell(core)
     assert [(r.step, r.key, r.attempt) for r in shell.of(RestoreState)] == [(20, VersionKey(20, 3), 4)]
 
 
 def test_resilience_takes_versions_by_time():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(None, 10.0)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(None, 10.0)))
     shell.run_to(5)
     shell.of(TakeSnapshot)
     shell.now = 10.0
@@ -676,7 +676,7 @@ def test_resilience_takes_versions_by_time():
 
 
 def test_resilience_tries_a_copy_again_that_failed():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(10)), is_slow=True)
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(10)), is_slow=True)
     for copy in shell.of(MakeCopies)[0].copies:
         shell.notify(CopyCompleted(copy.number))
     shell.notify(MemoryLost(1))
@@ -694,7 +694,7 @@ def test_resilience_tries_a_copy_again_that_failed():
 
 
 def test_resilience_logs_the_loss_of_an_island_before_what_could_not_be_copied():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(2, disk_every=1)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(2, disk_every=1)))
     shell.is_slow = True
     shell.run_to(2)
     copies = shell.of(MakeCopies)[-1].copies
@@ -710,7 +710,7 @@ def test_resilience_logs_the_loss_of_an_island_before_what_could_not_be_copied()
 
 
 def test_resilience_has_the_first_version_on_disk_and_waits_for_it():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5, disk_every=10)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5, disk_every=10)))
     key = VersionKey(0, 1)
     assert shell.of(SaveToDisk) == [SaveToDisk(key)]
     for island in (0, 1):
@@ -725,7 +725,7 @@ def test_resilience_has_the_first_version_on_disk_and_waits_for_it():
 
 
 def test_resilience_says_why_no_version_is_on_disk():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5, disk_every=10)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5, disk_every=10)))
     for island in (0, 1):
         shell.notify(WorkersLost(island, "killed"))
         shell.notify(MemoryLost(island))
@@ -738,9 +738,7 @@ def test_resilience_says_why_no_version_is_on_disk():
 
 
 def test_resilience_goes_on_from_the_version_before_one_on_disk_that_cannot_be_read():
-    shell = Shell(
-        ResilienceCore(stages(1), RecoveryPolicy(5, disk_every=1), disk_steps=(5, 10)), is_slow=True
-    )
+    shell = Shell(ResilienceCore(stages(1), RecoveryRules(5, disk_every=1), disk_steps=(5, 10)), is_slow=True)
     for step in (10, 5):
         (restore,) = shell.of(RestoreState)
         assert restore.step == step
@@ -750,7 +748,7 @@ def test_resilience_goes_on_from_the_version_before_one_on_disk_that_cannot_be_r
 
 
 def test_resilience_restores_a_state_that_a_step_has_consumed():
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5)))
     shell.run_to(7)
     shell.of(Log)
     shell.notify(StateInvalidated("step 7 failed after it had taken over the state"))
@@ -765,7 +763,7 @@ def test_resilience_restores_a_state_that_a_step_has_consumed():
 
 def test_resilience_believes_what_hosts_have_when_they_return():
     """A target of a copy that is lost before it has answered reports what it has."""
-    shell = Shell(ResilienceCore(stages(2), RecoveryPolicy(5)))
+    shell = Shell(ResilienceCore(stages(2), RecoveryRules(5)))
     key = VersionKey(0, 1)
     shell.notify(MemoryLost(1))
     shell.is_slow = True
