@@ -1,8 +1,9 @@
 """Generator of pages from declarations.
 
 It writes docs/pw_ops.md, pw_forms.md and pw_passes.md from operations, forms and passes, docs/glossary.md
-from docs/glossary.py, docs/ten_minutes.ipynb, a notebook, from docs/ten_minutes.md, docs/schedules.svg, the
-picture of README, and passes/manager/summaries.json, which `pw-opt` lists.
+and configuration.md from glossary.py and configuration.py beside them, docs/ten_minutes.ipynb, a notebook,
+from docs/ten_minutes.md, docs/schedules.svg, the picture of README, and passes/manager/summaries.json, which
+`pw-opt` lists.
 
 With `--check` it writes nothing, and fails when one of them is stale.
 """
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+import configuration
 import glossary
 
 from pathways.dialect import FORMS, OPERATIONS, Form, PwOp, Trait
@@ -35,6 +37,9 @@ def main(check: bool) -> int:
         DOCS / "pw_ops.md": ops_page(),
         DOCS / "pw_forms.md": forms_page(),
         DOCS / "pw_passes.md": passes_page(),
+        DOCS / "configuration.md": NOTICE.format(source="`docs/configuration.py`")
+        + "\n"
+        + configuration.page(),
         DOCS / "glossary.md": NOTICE.format(source="`docs/glossary.py`") + "\n" + glossary.page(),
         DOCS / "ten_minutes.ipynb": notebook(DOCS / "ten_minutes.md"),
         DOCS / "schedules.svg": picture(DOCS.parent / "README.md"),

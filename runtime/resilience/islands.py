@@ -81,7 +81,7 @@ class TrainingIslands:
         self._prepared = replicas
 
     def choose_replicas(self, now: float) -> tuple[int, ...] | None:
-        """Returns the replicas that can run now; None while lost islands may still return."""
+        """Returns the replicas that can run now; None while the run has to wait for islands."""
         islands = self.topology.replicas
         able = [number for number, of_replica in enumerate(islands) if of_replica <= self.present]
         if len(able) == len(islands):

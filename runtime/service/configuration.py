@@ -45,7 +45,20 @@ _Machines = Annotated[
 ]
 
 
-class _IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Table of equal islands.
+
+    Attributes:
+      count: the number of islands.
+      hosts: see `Island`.
+      devices_per_host: see `Island`.
+      cores: see `Island`.
+      spares: see `Island`.
+      device_memory: the memory of each device, as in `"16 GiB"`; without it clients have no quotas.
+      pool: the part of it for temporaries of steps; a quarter by default.
+      joined: a text; tables with the same one are one island, and unmodified programs see them as its slices.
+    """
+
     count: Count = 1
     hosts: _Machines = 1
     devices_per_host: Count = 1
@@ -56,22 +69,62 @@ class _IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joined: _Text | None = None
 
 
-class _ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rules of a client; those of `[clients."*"]` are for each client that the file does not name.
+
+    Attributes:
+      weight: its share of contended devices.
+      priority: from -100 to 100: its steps come before all steps of clients with a lower one.
+      memory: the bytes that its arrays may have on each device, as in `"4 GiB"`.
+      step_limit: the seconds that a step of it may run.
+    """
+
     weight: Weight = 1.0
     priority: Priority = 0
     memory: _Bytes | None = None
     step_limit: _Limit | None = None
 
 
-class _MetricsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MetricsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Server of metrics and of the page.
+
+    Attributes:
+      port: the port at which it listens.
+      address: the address at which it listens.
+    """
+
     port: Annotated[int, Meta(ge=1, le=65535, description="a port from 1 to 65535")]
     address: _Text = "127.0.0.1"
 
 
-class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """File of a cluster; it also has the options of `HostOptions`, and tables.
+
+    Attributes:
+      launcher: `"ray"`, `"slurm"` or `"join"`; without it workers start on this machine, or by ssh where
+        hosts have names.
+      hosts: in place of `[[islands]]`: a number of islands of one host each, or the names of their machines.
+      devices_per_host: with `hosts`, the number of CPU devices of each.
+      address: see `Ray`.
+      bind: see the launchers.
+      start: see `Ssh` and `Slurm`.
+      python: see `Ssh` and `Slurm`.
+      ports: see the launchers.
+      advertise: see the launchers.
+      platform: see `pathways.connect`.
+      secret_file: see `Join`.
+      token: a file with the secret that clients present; by default one in the folder of the cluster.
+      listen: the address and port for clients; by default a socket that only this user reaches.
+      sharing: which client's step is next: `"fair"`, by device time and weight, or `"fifo"`, in the order of
+        calls.
+      ageing: the seconds after which the priority of a waiting step rises by one, up to the highest of a
+        waiting step: no step waits for ever, and among equal priorities shares decide.
+      max_clients: the most clients at a time that the file does not name; one more is refused.
+    """
+
     launcher: Literal["ray", "slurm", "join"] | None = None
     hosts: _Machines | None = None
-    islands: Annotated[list[_IslandTable], Meta(min_length=1, description="tables [[islands]]")] | None = None
+    islands: Annotated[list[IslandTable], Meta(min_length=1, description="tables [[islands]]")] | None = None
     devices_per_host: Count | None = None
     address: _Text | None = None
     bind: _Text | None = None
@@ -86,8 +139,8 @@ class _ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields
     advertise: Annotated[str, Meta(min_length=1, description="an address")] | None = None
     ageing: Annotated[float, Meta(gt=0, le=1e6, description="seconds above 0")] = 1.0
     max_clients: Count | None = None
-    metrics: Annotated[_MetricsTable, Meta(description="a table [metrics]")] | None = None
-    clients: dict[str, Annotated[_ClientTable, Meta(description="a table [clients.NAME]")]] = {}
+    metrics: Annotated[MetricsTable, Meta(description="a table [metrics]")] | None = None
+    clients: dict[str, Annotated[ClientTable, Meta(description="a table [clients.NAME]")]] = {}
 
 
 class ConfigurationError(ValueError):
@@ -131,15 +184,15 @@ def read(path: str) -> Configuration:
         raise ConfigurationError(f"{path}: {error}") from None
 
 
-def _file_of(values: dict[str, Any]) -> _ClusterFile:
+def _file_of(values: dict[str, Any]) -> ClusterFile:
     values |= {name: None for name in _NEVER if values.get(name) is False}
     try:
-        return read_record(values, _ClusterFile, _HINTS)
+        return read_record(values, ClusterFile, _HINTS)
     except PlainDataError as error:
         raise ConfigurationError(str(error).replace("None for never", "false for never")) from None
 
 
-def _configuration(file: _ClusterFile, folder: Path) -> Configuration:
+def _configuration(file: ClusterFile, folder: Path) -> Configuration:
     if file.listen is not None and address_of(file.listen) is None:
         raise ConfigurationError(
             f"listen = {shown(file.listen)}: expected an address and a port, as in '10.0.0.5:7070'"
@@ -182,7 +235,7 @@ def _configuration(file: _ClusterFile, folder: Path) -> Configuration:
     )
 
 
-def _rules(file: _ClusterFile) -> SharingRules:
+def _rules(file: ClusterFile) -> SharingRules:
     """Returns the rules of clients; ConfigurationError: they exceed the memory."""
     clients = {
         name: ClientRules(
@@ -209,7 +262,7 @@ def _rules(file: _ClusterFile) -> SharingRules:
     return rules
 
 
-def _limits(file: _ClusterFile) -> tuple[DeviceLimits | None, ...]:
+def _limits(file: ClusterFile) -> tuple[DeviceLimits | None, ...]:
     """Returns the memory of the devices of each island; of joined ones, that of the first table."""
     limits: list[DeviceLimits | None] = []
     joined: set[str] = set()
@@ -239,13 +292,13 @@ def _bytes(key: str, value: int | str | None) -> int | None:
         raise ConfigurationError(f"{key}: {error}") from None
 
 
-def _has_names(file: _ClusterFile) -> bool:
+def _has_names(file: ClusterFile) -> bool:
     """Returns whether hosts have the names of machines."""
     hosts = [file.hosts, *(table.hosts for table in file.islands or ())]
     return any(isinstance(each, list) for each in hosts)
 
 
-def _islands(file: _ClusterFile) -> list[Island] | None:
+def _islands(file: ClusterFile) -> list[Island] | None:
     if file.islands is None and file.hosts is None:
         return None
     each = file.devices_per_host or 1
@@ -297,7 +350,7 @@ def _each(island: Island) -> tuple[int, int | None]:
     return island.devices_per_host, island.cores
 
 
-def _check_together(file: _ClusterFile) -> None:
+def _check_together(file: ClusterFile) -> None:
     """Checks that keys are compatible; messages name keys of the file, not arguments of `connect`."""
     launcher, hosts, islands = file.launcher, file.hosts, file.islands
     if hosts is not None and islands is not None:

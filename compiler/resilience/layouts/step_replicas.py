@@ -198,7 +198,7 @@ class StepReplicas:
                 with jax.enable_x64(self._x64):
                     self._load(replicas)
             except HostError:
-                # When the loss was handled, there is a new request.
+                # The core sends a new request after it has handled the loss.
                 continue
             except Exception as error:
                 log.warning(
