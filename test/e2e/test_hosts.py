@@ -381,7 +381,7 @@ def test_hosts_run_figure_2(devices):
     [
         ("hosts=0", "hosts=0: expected at least 1"),
         ("hosts=2, devices_per_host=0", "devices_per_host=0: expected at least 1"),
-        ("hosts=2, cpu_devices=2", "with hosts= give devices_per_host="),
+        ("hosts=2, cpu_devices=2", "cpu_devices= is not for workers"),
     ],
 )
 def test_hosts_refuse_wrong_settings(arguments, message):
