@@ -26,6 +26,10 @@ Folder = Annotated[str, Meta(pattern="^/.", description="an absolute path")]
 Rate = Annotated[float, Meta(gt=0, lt=_MAX_SECONDS, description="bytes per second, or None for any")]
 
 
+_HINTS = {name: f"{name} belongs to the launcher, such as pathways.Ssh" for name in ("ports", "advertise")}
+"""Keys of earlier releases, and hints at what to use instead."""
+
+
 class _OptionsType(msgspec.StructMeta):
     """Type of `HostOptions`: names the launcher for options that launchers have."""
 
@@ -100,7 +104,7 @@ class HostOptions(
           ValueError: a key is no option, or its value is not valid; the message names the key.
         """
         try:
-            return read_record(dict(values), cls)
+            return read_record(dict(values), cls, _HINTS)
         except PlainDataError as error:
             raise ValueError(str(error)) from None
 

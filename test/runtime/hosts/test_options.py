@@ -30,6 +30,7 @@ def test_host_options_of_a_file():
         ({"heartbeat": "5"}, 'heartbeat = "5": expected at least one second'),
         ({"heartbeat": float("nan")}, "heartbeat = NaN: expected at least one second"),
         ({"ahead": True}, "ahead = true: expected a number of steps of at least 1, or 'auto'"),
+        ({"ports": [8, 9]}, "ports: unknown key; ports belongs to the launcher, such as pathways.Ssh"),
         ({"grace": -1}, "grace = -1: expected seconds, 0 for none"),
         ({"step_deadline": 0}, "step_deadline = 0: expected seconds, or None for never"),
     ],
