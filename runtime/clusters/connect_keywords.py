@@ -55,6 +55,8 @@ def kind_of(where: object, keywords: Mapping[str, object]) -> Kind:
     """
     _check_where(where)
     given = {name: value for name, value in keywords.items() if value is not None}
+    if not isinstance(given.get("platform", ""), str):
+        raise TypeError(f"platform={given['platform']!r}: expected the name of a platform, as in 'cpu'")
     kind: Kind = "process"
     if isinstance(where, str):
         kind = "service"

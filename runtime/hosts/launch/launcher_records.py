@@ -30,6 +30,7 @@ class Endpoints:
       ports: the first and the last port that controller and workers may listen on; None for any.
 
     Raises:
+      TypeError: a text has another type.
       ValueError: a setting is not valid, or misses another.
     """
 
@@ -52,6 +53,10 @@ class Endpoints:
             raise ValueError("advertise= and ports= need bind=, the address that the controller listens on")
         if not isinstance(self.advertise, str | None) or self.advertise == "":
             raise ValueError(f"advertise={self.advertise!r}: expected an address")
+        for name in _fields(type(self)) & {"start", "python", "address", "secret_file"}:
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name == "start"):
+                raise TypeError(f"{name}={value!r}: expected a text")
         if self.ports is not None:
             object.__setattr__(self, "ports", _ports_of(self.ports))
 
@@ -145,9 +150,14 @@ class Slurm(Endpoints):
     python: str | None = None
 
     def __post_init__(self) -> None:
-        # `bind` is chosen later, on the node.
-        Endpoints(bind=self.bind or "127.0.0.1", advertise=self.advertise, ports=self.ports)
-        StartCommand(self.start, self.python)
+        # Checks all; `bind` is chosen later, on the node.
+        Ssh(
+            start=self.start,
+            python=self.python,
+            bind="127.0.0.1" if self.bind is None else self.bind,
+            advertise=self.advertise,
+            ports=self.ports,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

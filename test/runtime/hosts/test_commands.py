@@ -44,6 +44,23 @@ def test_ssh_refuses_wrong_settings(settings: dict[str, Any], message: str):
         pw.Ssh(**({"machines": ["a"], "bind": "127.0.0.1"} | settings))
 
 
+@pytest.mark.parametrize(
+    ("launcher", "settings"),
+    [
+        (pw.Ssh, {"start": None}),
+        (pw.Ssh, {"python": 3}),
+        (pw.Slurm, {"start": ["srun"]}),
+        (pw.Ray, {"address": ("10.0.0.5", 6379)}),
+        (pw.Join, {"secret_file": b"secret", "ports": (7000, 7009)}),
+    ],
+)
+def test_launchers_take_texts(launcher: Any, settings: dict[str, Any]):
+    ((name, value),) = [pair for pair in settings.items() if pair[0] != "ports"]
+    with pytest.raises(TypeError) as error:
+        launcher(bind="127.0.0.1", **settings)
+    assert str(error.value) == f"{name}={value!r}: expected a text"
+
+
 def test_ssh_refuses_wrong_islands():
     ssh = pw.Ssh(bind="127.0.0.1")
     with pytest.raises(ValueError, match="'a' is named more than once"):
