@@ -21,6 +21,7 @@ BUILD = ROOT / "build" / "site"
 PAGES = BUILD / "pages"
 PICTURES = ("gpipe", "1f1b", "eager", "zb-h1")
 AT_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+MANUAL = (Path("docs"), Path("docs/rationale"))
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 DEFINITION = re.compile(r"^\[(\w+)\]: (docs/)", re.MULTILINE)
 """Definitions of links to pages of the manual."""
@@ -34,15 +35,17 @@ def with_links_of_the_site(text: str, folder: Path) -> str:
       folder: where it stands in the repository.
     """
 
+    of_site = Path(os.path.relpath(ROOT / "docs", folder)) if folder != ROOT else Path()
+
     def replaced(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
         if re.match(r"\w+:", target):
             return match[0]
         path = (folder / target).resolve().relative_to(ROOT)
         if str(path) in AT_ROOT:
-            page = AT_ROOT[str(path)]
-        elif path.parent == Path("docs") and path.suffix in (".md", ".ipynb", ".svg"):
-            page = path.name
+            page = str(of_site / AT_ROOT[str(path)])
+        elif path.parent in MANUAL and path.suffix in (".md", ".ipynb", ".svg"):
+            page = str(of_site / path.relative_to("docs"))
         else:
             return text
         return f"[{title(path) if text == target and path.suffix == '.md' else text}]({page}{anchor})"
@@ -63,8 +66,11 @@ def write_pages() -> None:
     """Writes the pages of the manual."""
     for name, page in AT_ROOT.items():
         (PAGES / page).write_text(with_links_of_the_site((ROOT / name).read_text(), ROOT))
-    for path in (ROOT / "docs").glob("*.md"):
-        (PAGES / path.name).write_text(with_links_of_the_site(path.read_text(), path.parent))
+    for folder in MANUAL:
+        (PAGES / folder.relative_to("docs")).mkdir(exist_ok=True)
+        for path in (ROOT / folder).glob("*.md"):
+            page = PAGES / folder.relative_to("docs") / path.name
+            page.write_text(with_links_of_the_site(path.read_text(), path.parent))
     for name in ("ten_minutes.ipynb", "schedules.svg"):
         shutil.copy(ROOT / "docs" / name, PAGES)
 

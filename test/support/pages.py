@@ -39,7 +39,11 @@ class Block:
 
 def pages() -> list[str]:
     """Returns README, CONTRIBUTING and all of docs/, as paths from the root."""
-    manual = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+    manual = sorted(
+        str(path.relative_to(ROOT))
+        for pattern in ("*.md", "rationale/*.md")
+        for path in (ROOT / "docs").glob(pattern)
+    )
     return ["README.md", "CONTRIBUTING.md", *manual]
 
 
