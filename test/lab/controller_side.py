@@ -171,11 +171,13 @@ def main() -> None:
     expected = [trained(here, steps)["sum"] for steps in (1, 2, 3)] if CONFIG["schedule"] != "search" else []
     for slice in slices:
         pw.release(slice)
-    options = pw.HostOptions(**CONFIG.get("options", {}))
+    settings = CONFIG.get("options", {})
+    launcher = pw.Ssh(bind=CONFIG["bind"], start=CONFIG["start"], ports=settings.pop("ports", None))
+    options = pw.HostOptions(**settings)
     islands = [pw.Island(hosts=island) for island in CONFIG["islands"]]
     began = time.monotonic()
     try:
-        pw.connect(pw.Ssh(bind=CONFIG["bind"], start=CONFIG["start"]), islands=islands, options=options)
+        pw.connect(launcher, islands=islands, options=options)
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}))
         return
