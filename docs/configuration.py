@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 
 import msgspec
+import tables
 
 import pathways as pw
 from pathways.runtime.service import configuration
@@ -46,7 +47,7 @@ def page() -> str:
         "All settings in one place. Programs set devices by `pw.connect`, whose help says which keywords go "
         "together ([which door?](which_door.md)); keys of the file of a cluster have the same names.\n",
         "## Environment variables\n",
-        _table(("variable", "meaning"), ((f"`{name}`", text) for name, text in VARIABLES.items())),
+        tables.table(("variable", "meaning"), ((f"`{name}`", text) for name, text in VARIABLES.items())),
         "## `pw.connect`\n",
         _attributes(pw.connect, "Args"),
         "## `pw.HostOptions`\n",
@@ -73,7 +74,7 @@ def _attributes(described: object, section: str = "Attributes") -> str:
         for name, meaning in entries
         if name != "unknown"
     )
-    return _table(("name", "default", "meaning"), rows)
+    return tables.table(("name", "default", "meaning"), rows)
 
 
 def _defaults(described: object) -> dict[str, str]:
@@ -100,9 +101,4 @@ def _flags(parser: FlagParser) -> Iterable[str]:
             if action.option_strings and action.help != argparse.SUPPRESS
         ]
         if rows:
-            yield _table((f"`{parser.prog} {name}`" if name else "flag", "meaning"), rows)
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+            yield tables.table((f"`{parser.prog} {name}`" if name else "flag", "meaning"), rows)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import configuration
 import glossary
+from tables import table
 
 from pathways.dialect import FORMS, OPERATIONS, Form, PwOp, Trait
 from pathways.dialect.attributes.fields import Values
@@ -235,14 +236,6 @@ def prose(described: type) -> str:
     """Returns a docstring as Markdown: `Requires:` and its like open a paragraph and are bold."""
     text = inspect.cleandoc(described.__doc__ or "")
     return re.sub(r"\n*^(Requires|Guarantees|Invariants):", r"\n\n**\1:**", text, flags=re.MULTILINE) + "\n"
-
-
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Returns a Markdown table, nothing when it has no rows."""
-    if not rows:
-        return ""
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def over_devices(slice: pw.VirtualSlice) -> Gradient:
 
 
 def init(key: jax.Array) -> Params:
-    """Returns the parameters of a slice: those of its expert, and of the router for its tokens."""
+    """Returns the parameters of a slice: its expert, and the router for its tokens."""
     shapes = {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
     keys = jax.random.split(key, len(shapes))
     return {n: jax.random.normal(k, s) * s[0] ** -0.5 for k, (n, s) in zip(keys, shapes.items(), strict=True)}

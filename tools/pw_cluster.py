@@ -36,9 +36,9 @@ _DESCRIPTION = """\
   pw-cluster down lab                          end it, with its workers and clients
   pw-cluster logs lab [--follow]               what its service and its workers have written
 
-Programs use it by pathways.connect("lab", client="ann"). The name of a cluster is that of the file
-unless it is given. In place of a name, all but up and logs take an address and a port, as in 10.0.0.5:7070,
-with --token. With the token of a client, its holder may attach under its name, see the status and end itself;
+Programs use it by pathways.connect("lab", client="ann"). A cluster is named after its file unless --name
+is given. In place of a name, all but up and logs take an address and a port, as in 10.0.0.5:7070, with
+--token. With the token of a client, its holder may attach under its name, see the status and end itself;
 all else needs the token of the cluster. Folders of clusters are in $PW_CLUSTERS, by default
 ~/.local/state/pathways/clusters. pw-cluster COMMAND --help lists the flags of a command.
 """

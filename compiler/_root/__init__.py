@@ -22,7 +22,7 @@ Training:
   prefetch                  puts batches on the slices that read them, during the previous step
   on_hosts                  calls functions in the processes of hosts, beside the arrays there
   checkpoint                saves and restores trees of arrays: `save`, `restore`, `latest`
-  resilient                 runs training steps, and goes on by itself when islands are lost
+  resilient                 runs training steps, and recovers by itself when islands are lost
   trace                     records the times of launches and transfers
 
 Types of results:

@@ -72,9 +72,8 @@ def save(
       step: the number of the checkpoint.
       data: an iterator whose position is saved with it: one of Grain, or `pw.prefetch` of one, or any object
         with a `get_state()` that JSON can represent.
-      max_to_keep: the number of checkpoints that stay, those of the highest steps; by default all. The
-        others are removed when this one is written and waited for, by the next save, say. So there is one
-        more for a while.
+      max_to_keep: the number of checkpoints that stay, with the highest steps; by default all. Others are
+        removed when this one is written and waited for, such as by the next save; until then one more stays.
       compress: whether arrays are compressed; by default as Orbax does, which is with zstd. That takes some
         seconds of CPU time a GiB, and gains little on weights.
 

@@ -95,7 +95,7 @@ class ResilientRun:
 
         Raises:
           TypeError: the source cannot be rewound.
-          ValueError: no number of replicas meets `min_replicas`, or the folder has a run with another state.
+          ValueError: no number of replicas meets `min_replicas`, or the folder is of a run of another state.
           RuntimeError: another process has the folder.
           HostError: a host was lost, or has too little memory.
         """

@@ -102,7 +102,7 @@ def connect(
       unknown: any other keyword, which is an error.
 
     Raises:
-      TypeError: there is no such keyword, or an argument has another type.
+      TypeError: `connect` lacks the keyword, or an argument has another type.
       ValueError: a number below one, islands that would not be equal, or keywords that do not go together.
       RuntimeError: there are fewer CPU devices than requested, and JAX has already started; or slices are
         bound to devices of the present cluster.

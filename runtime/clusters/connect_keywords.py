@@ -47,7 +47,7 @@ def kind_of(where: object, keywords: Mapping[str, object]) -> Kind:
 
     Args:
       where: the first argument.
-      keywords: all other arguments; those that are None are not given.
+      keywords: all other arguments by name; None for one that is not given.
 
     Raises:
       TypeError: the first argument has another type.

@@ -70,7 +70,7 @@ class IslandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rules of a client; those of `[clients."*"]` are for each client that the file does not name.
+    """Rules of a client; `[clients."*"]` has the rules of each client that the file does not name.
 
     Attributes:
       weight: its share of contended devices.

@@ -201,7 +201,7 @@ def _continues(before: AllToAllOp, op: AllToAllOp) -> bool:
 
 
 def _first_reads(group: Sequence[AllToAllOp], sources: dict[str, str]) -> list[float]:
-    """Returns for each slice the position of the first reader of what it receives."""
+    """Returns for each slice the position of the first reader of its received blocks."""
     return [
         min(_first_read(op.results[n], place, sources) for op in group)
         for n, place in enumerate(group[0].slices)

@@ -69,7 +69,7 @@ class Schedule(Pass):
     - `interleaved-zb` is `interleaved-1f1b` with halves, `looped-bfs` is `gpipe` with round-robin stages.
     - `search` looks for an order that is faster than all of these.
 
-    A program may have a policy of its own: a function that sees the shape of the pipeline. Its loops then
+    A program may bring a policy, a function that sees the shape of the pipeline. Its loops then
     request `custom`, whose order cannot be computed again without the program.
 
     A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are

@@ -23,7 +23,7 @@ _registering = threading.Lock()
 
 
 def register(policy: Policy) -> str:
-    """Returns the name of a custom policy, such as `my_policies:zigzag`; each object has a name of its own.
+    """Returns the name of a custom policy, such as `my_policies:zigzag`, unique for each object.
 
     Args:
       policy: a function, an object that can be called, or a class whose objects can be, without arguments.
@@ -39,7 +39,7 @@ def register(policy: Policy) -> str:
 
 
 def registered(name: str) -> Policy | None:
-    """Returns the custom policy of that name; None if there is none."""
+    """Returns the custom policy of a name; None if the name is not registered."""
     return _registered.get(name)
 
 

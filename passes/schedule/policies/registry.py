@@ -49,7 +49,7 @@ def policy_named(name: str) -> Policy:
     """Returns the policy of that name, of ours or custom.
 
     Raises:
-      KeyError: there is none.
+      KeyError: the name is not registered.
     """
     custom = registered(name)
     return POLICIES[name] if custom is None else functools.partial(order_by, custom)

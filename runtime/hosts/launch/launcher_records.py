@@ -171,7 +171,7 @@ class Ray(Endpoints):
 
     Attributes:
       address: the address of the Ray cluster to join, as in `10.0.0.5:6379`; `auto` for the one of this
-        machine. By default Ray starts one of its own here, which ends with this process.
+        machine. By default Ray starts a cluster here, which ends with this process.
       bind: see `Ssh`; by default 127.0.0.1, which only workers on this machine reach.
       advertise: see `Ssh`.
       ports: see `Ssh`.
@@ -289,7 +289,7 @@ def machines_of(names: Sequence[str]) -> tuple[str, ...]:
     """Checks names of machines, and returns them.
 
     Raises:
-      ValueError: there is none, or a name is not valid or occurs twice.
+      ValueError: the list is empty, or a name is not valid or occurs twice.
     """
     if not isinstance(names, Sequence) or isinstance(names, str) or not names:
         raise ValueError(f"hosts={names!r}: expected a number, or a list of names of machines")

@@ -14,8 +14,8 @@ class IslandStates:
     """Record of the islands that are lost, and of the epoch in which each was lost last.
 
     The record is immutable: `lose` and `restore` return the next one. Sessions compare the record that they
-    have seen last with the current one, and drop the arrays on islands that were lost in between, also on
-    those that have returned since.
+    have seen last with the current one, and drop the arrays on islands that were lost in between, even if
+    these have returned.
 
     Attributes:
       names: the names of the islands.
@@ -45,7 +45,7 @@ class IslandStates:
           returns: whether it returns by itself.
 
         Raises:
-          ValueError: there is no such island, or it is lost already.
+          ValueError: the island does not exist, or is lost already.
         """
         self._check(index)
         if index in self.lost:
@@ -60,7 +60,7 @@ class IslandStates:
         """Returns the state after the return of an island, without the arrays that it had.
 
         Raises:
-          ValueError: there is no such island, or it is not lost.
+          ValueError: the island does not exist, or is not lost.
         """
         self._check(index)
         if index not in self.lost:

@@ -104,7 +104,7 @@ class ProxyServer:
           returns: whether it returns by itself.
 
         Raises:
-          ValueError: there is no such island, or it is lost already.
+          ValueError: the island does not exist, or is lost already.
         """
         self.registry.lose_island(index, reason, returns=returns)
 
@@ -112,7 +112,7 @@ class ProxyServer:
         """Returns an island that was lost, for new arrays; its earlier ones stay lost.
 
         Raises:
-          ValueError: there is no such island, or it is not lost.
+          ValueError: the island does not exist, or is not lost.
         """
         self.registry.return_island(index)
 
@@ -175,8 +175,8 @@ def serve(
     Raises:
       ServerError: the server cannot listen there.
       DescriptorError: this release of jaxlib is not supported.
-      ValueError: the devices cannot form that number of islands, there is both a path and an address, one of
-        the folders does not exist, or a variable of the environment has no effect any more.
+      ValueError: the devices cannot form the islands, both a path and an address are given, one of the
+        folders does not exist, or a variable of the environment has no effect any more.
     """
     if path is not None and insecure_address is not None:
         raise ValueError("expected a path or an address to listen at, got both")
