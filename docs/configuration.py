@@ -54,8 +54,8 @@ def page() -> str:
         _attributes(pw.HostOptions),
         *(piece for record in LAUNCHERS for piece in (f"## `pw.{record.__name__}`\n", _attributes(record))),
         "## The file of a cluster\n",
-        "`pw-cluster up lab.toml` ([many_clients.md](many_clients.md#the-file)). Paths are relative to the "
-        "folder of the file; `false` stands for never.\n",
+        "`pw-cluster up lab.toml` ([service.md](service.md#start-a-cluster)). Paths are relative to the "
+        "folder of the file; `false` means never.\n",
         *(piece for name, table in TABLES.items() for piece in (f"### {name}\n", _attributes(table))),
         "## Flags of the tools\n",
         *(piece for parser in make_parsers() for piece in _flags(parser)),
@@ -70,11 +70,19 @@ def _attributes(described: object, section: str = "Attributes") -> str:
     entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", lines, re.MULTILINE)
     defaults = _defaults(described)
     rows = (
-        (f"`{name}`", defaults.get(name, ""), " ".join(meaning.split()))
+        (f"`{name}`", defaults.get(name, ""), _linked(" ".join(meaning.split())))
         for name, meaning in entries
         if name != "unknown"
     )
     return tables.table(("name", "default", "meaning"), rows)
+
+
+def _linked(meaning: str) -> str:
+    """Returns a meaning with links where it refers to the table of another record."""
+    names = "|".join(record.__name__ for record in (pw.connect, pw.HostOptions, *LAUNCHERS))
+    return re.sub(
+        rf"(?<=see |and )`(?:pathways\.)?({names})`", lambda match: f"[{match[0]}](#pw{match[1].lower()})", meaning
+    )
 
 
 def _defaults(described: object) -> dict[str, str]:

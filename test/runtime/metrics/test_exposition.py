@@ -47,7 +47,7 @@ def test_a_reader_may_ask_for_the_format_of_openmetrics():
     assert body.endswith(b"# EOF\n")
 
 
-@pytest.mark.parametrize("file", ["docs/cluster/grafana.json", "docs/many_clients.md"])
+@pytest.mark.parametrize("file", ["docs/cluster/grafana.json", "docs/service.md"])
 def test_the_manual_and_the_dashboard_name_metrics_that_exist(file):
     text = (Path(__file__).parents[3] / file).read_text()
     named = set(re.findall(r"\bpathways_\w+", text)) - {"pathways_lab"}

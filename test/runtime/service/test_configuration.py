@@ -269,7 +269,7 @@ def test_configuration_reads_files_of_the_manual(write, tmp_path):
     lab = read(f"{pages.ROOT}/docs/cluster/lab.toml")
     assert [len(island.machines) for island in lab.settings.islands] == [4, 4, 1]
     assert {name: rules.weight for name, rules in lab.rules.clients.items()} == {"training": 3.0}
-    block, quotas, metrics = pages.blocks("docs/many_clients.md", "toml")
+    block, quotas, metrics = pages.blocks("docs/service.md", "toml")
     assert read(write(block.text)).settings == Settings((Island(1, 4), Island(1, 4)))
     assert read(write(quotas.text)).rules.max_clients == 3
     assert read(write(f"hosts = 1\n{metrics.text}")).metrics == lab.metrics == ("127.0.0.1", 9464)
