@@ -81,7 +81,9 @@ def _linked(meaning: str) -> str:
     """Returns a meaning with links where it refers to the table of another record."""
     names = "|".join(record.__name__ for record in (pw.connect, pw.HostOptions, *LAUNCHERS))
     return re.sub(
-        rf"(?<=see |and )`(?:pathways\.)?({names})`", lambda match: f"[{match[0]}](#pw{match[1].lower()})", meaning
+        rf"(?<=see |and )`(?:pathways\.)?({names})`",
+        lambda match: f"[{match[0]}](#pw{match[1].lower()})",
+        meaning,
     )
 
 

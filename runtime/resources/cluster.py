@@ -12,7 +12,10 @@ CPU_REMEDY = (
     "pathways.connect(cpu_devices={count}) before anything else uses JAX"
 )
 
-HOSTS_REMEDY = "for more devices connect to more hosts, as with pathways.connect(hosts=...)"
+HOSTS_REMEDY = (
+    "for more devices connect to more hosts, or to more devices of each: "
+    "pathways.connect(hosts=..., devices_per_host=...)"
+)
 SERVER_REMEDY = "for more devices start pw-proxy with more: --cpu-devices, --hosts and --devices-per-host"
 SERVICE_REMEDY = "for more devices attach to a service that has more: the file of its cluster says how many"
 AFTER_DISCONNECT = (

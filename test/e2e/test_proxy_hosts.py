@@ -282,7 +282,8 @@ def test_islands_are_slices(islands):
         "[(0, 0, 0), (1, 0, 0), (2, 1, 1), (3, 1, 1)]",
         "[0. 2. 4. 6.] {2, 3}",
         "UNIMPLEMENTED: an array or a program cannot be on 2 islands (island0, island1) that are not joined; "
-        "join them by joined in the file of the cluster, or by pw-proxy --joined",
+        "use one (pw-proxy --islands 1, pw-cluster run --islands island0), or join them "
+        "(pw-proxy --joined, joined in the file of the cluster)",
     ]
 
 

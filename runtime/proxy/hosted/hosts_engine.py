@@ -81,7 +81,8 @@ class HostsEngine(ArrayEngine):
             raise StatusError(
                 StatusCode.UNIMPLEMENTED,
                 f"an array or a program cannot be on {len(islands)} islands ({names}) that are not joined; "
-                "join them by joined in the file of the cluster, or by pw-proxy --joined",
+                "use one (pw-proxy --islands 1, pw-cluster run --islands island0), or join them "
+                "(pw-proxy --joined, joined in the file of the cluster)",
             )
         # Not `pool.current`, which waits while the island restarts.
         gang = self.session.pool.gangs[islands[0]]
