@@ -77,9 +77,9 @@ def _aval(type_: ir.Type, attributes: Attributes, replicas: int) -> jax.core.Sha
     plain = array_type(type_)
     shape = plain.shape
     if REPLICA in attributes:
-        shape = ReplicaPort.read(attributes[REPLICA]).whole(shape)
+        shape = ReplicaPort.read(attributes[REPLICA]).caller_shape(shape)
     elif BLOCK in attributes:
-        shape = ReplicaPort(0, 0, replicas, attributes[BLOCK].value).whole(shape)
+        shape = ReplicaPort(0, 0, replicas, attributes[BLOCK].value).caller_shape(shape)
     return jax.core.ShapedArray(shape, jax.numpy.dtype(plain.dtype))
 
 

@@ -83,7 +83,7 @@ def read_record[T](value: Any, kind: type[T], hints: Mapping[str, str] = _NO_HIN
       hints: the message for some unknown keys, in place of the nearest known one.
 
     Raises:
-      PlainDataError: the data is not such a record; names the entry, its value, and what is expected.
+      PlainDataError: the data is not such a record; names the entry, its value, and the expected one.
     """
     try:
         return msgspec.convert(value, kind)
@@ -104,9 +104,9 @@ def check_fields(record: msgspec.Struct) -> None:
             raise ValueError(f"{field.name}={value!r}: {_expected(field.type, mismatch)}")
 
 
-def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Returns the message about a key that is not a known one."""
-    names = list(known)
+def unknown_key(key: str, keys: Iterable[str]) -> str:
+    """Returns the message about a key that is not among `keys`."""
+    names = list(keys)
     near = nearest(key, names)
     hint = f"did you mean {near}?" if near else f"expected some of {', '.join(names)}"
     return f"{_key(key)}: unknown key; {hint}"

@@ -1,13 +1,13 @@
-"""Equal blocks of one dimension of an array: those of replicas, and those of microbatches. Plain data."""
+"""Equal blocks of one dimension of an array, one for each replica or microbatch: plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def block_shape(whole: Sequence[int], dim: int | None, count: int) -> tuple[int, ...]:
-    """Returns the shape of each of `count` equal blocks along a dimension; `whole` itself if that is None."""
-    return tuple(size // count if n == dim else size for n, size in enumerate(whole))
+def block_shape(shape: Sequence[int], dim: int | None, count: int) -> tuple[int, ...]:
+    """Returns the shape of each of `count` equal blocks along a dimension; `shape` itself if that is None."""
+    return tuple(size // count if n == dim else size for n, size in enumerate(shape))
 
 
 def whole_shape(block: Sequence[int], dim: int | None, count: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ CALL_UNITS = ("flops", "s", "units")
 
 
 class CallKey(NamedTuple):
-    """Placed calls that take equally long: those of one kind and stage, in one loop or outside of loops."""
+    """Placed calls of one kind and stage, in one loop or outside of loops, which take equally long."""
 
     loop: str | None
     stage: int | None

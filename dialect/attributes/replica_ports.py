@@ -1,4 +1,4 @@
-"""Relation between arguments and results of replicas and those of the program: `pw.replica` on a port."""
+"""Relation between the ports of replicas and the ports of the program: `pw.replica` on a port."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ReplicaPort:
         numbers = {name: number for name, number in vars(self).items() if number is not None}
         return ir.DictAttr.get({name: NATURAL.make(number) for name, number in numbers.items()})
 
-    def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def caller_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Returns the callers' shape, from the shape that a replica has."""
         return whole_shape(shape, self.split, self.count)
 

@@ -46,14 +46,14 @@ def whole_axes(attribute: ir.Attribute, shape: Sequence[int], mesh: Mesh) -> Sha
     sizes = dict(mesh.axes)
     dims = []
     for size, dim in zip(shape, sdy.TensorShardingAttr(attribute).dimension_shardings, strict=True):
-        kept: list[str] = []
+        prefix: list[str] = []
         divisor = 1
         for axis in map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dim).axes):
             divisor *= sizes[axis.name]
             if axis.sub_axis_info is not None or size % divisor:
                 break
-            kept.append(axis.name)
-        dims.append(tuple(kept))
+            prefix.append(axis.name)
+        dims.append(tuple(prefix))
     return Sharding(tuple(dims))
 
 

@@ -91,7 +91,7 @@ def run_mlir_passes(pipeline: str, root: ir.Module | ir.OpView, *, verify_each: 
       verify_each: whether MLIR verifies it after each pass.
 
     Raises:
-      ValueError: `pipeline` is no such text.
+      ValueError: `pipeline` is not in that form.
       MLIRError: a pass failed.
     """
     operation = root.operation

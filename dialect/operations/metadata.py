@@ -144,9 +144,9 @@ class CallMetadata:
     def halves(self) -> tuple[Self, Self]:
         """Returns the metadata of the two calls that differentiation makes of it: primal and linear."""
         # A backward call that is differentiated in turn has a forward half that is a gradient.
-        known: CallKind = "fwd" if self.kind == "fwd" else "grad"
+        primal: CallKind = "fwd" if self.kind == "fwd" else "grad"
         return (
-            dataclasses.replace(self, kind=known, lineage=f"{self.lineage}0"),
+            dataclasses.replace(self, kind=primal, lineage=f"{self.lineage}0"),
             dataclasses.replace(self, kind="bwd", lineage=f"{self.lineage}1"),
         )
 

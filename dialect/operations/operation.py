@@ -257,7 +257,7 @@ def referenced_symbols(op: ir.OpView | ir.Operation, seen: set[ir.Attribute] | N
     """Returns the symbols that an operation refers to, in any attribute, also inside arrays and dictionaries.
 
     Args:
-      seen: attributes to leave out, to which those of the operation are added: for callers that collect the
+      seen: attributes to leave out; the attributes of the operation are added. For callers that collect the
         symbols of many operations, which share most of their attributes.
     """
     attributes = op.attributes
@@ -307,5 +307,5 @@ def _handed_out(container: Any, keys: Collection[Any]) -> list[ir.Attribute]:
 
 def ops_named(module: ir.Module, names: Iterable[str]) -> list[ir.OpView]:
     """Returns the top-level operations of a module whose names are among `names`, in order."""
-    wanted = frozenset(names)
-    return [op for op in module.body.operations if op.operation.name in wanted]
+    op_names = frozenset(names)
+    return [op for op in module.body.operations if op.operation.name in op_names]

@@ -220,16 +220,16 @@ class LaunchOp(PwOp):
         # Types are unique in a context, so that one comparison of signatures does for nearly all launches.
         if ir.FunctionType.get([v.type for v in operands], [v.type for v in results]) == signature:
             return
-        for what, expected, provided in (
+        for side, expected, provided in (
             ("operand", signature.inputs, operands),
             ("result", signature.results, results),
         ):
             if len(expected) != len(provided):
-                emit(f"expected {counted(len(expected), what)}, as for @{self.callee}, got {len(provided)}")
+                emit(f"expected {counted(len(expected), side)}, as for @{self.callee}, got {len(provided)}")
                 continue
             for number, (want, value) in enumerate(zip(expected, provided, strict=True)):
                 if want != value.type:
-                    emit(f"{what} #{number} has type {value.type}, but @{self.callee} has {want}")
+                    emit(f"{side} #{number} has type {value.type}, but @{self.callee} has {want}")
 
 
 @operation("transfer")
@@ -293,9 +293,9 @@ class TransferOp(PwOp):
 
     def check_whole(self, emit: Emit) -> None:
         """Checks a transfer of one value, shard by shard."""
-        for what, values in (("operand", self.operands), ("result", self.results)):
+        for side, values in (("operand", self.operands), ("result", self.results)):
             if len(values) != 1:
-                emit(f"expected {counted(1, what)} without `routes`, got {len(values)}")
+                emit(f"expected {counted(1, side)} without `routes`, got {len(values)}")
                 return
         source, target = self.operands[0].type, self.results[0].type
         if source != target:
@@ -303,10 +303,10 @@ class TransferOp(PwOp):
 
     def check_pieces(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
         """Checks a transfer of pieces against its routes."""
-        for what, values in (("operand", self.operands), ("result", self.results)):
+        for side, values in (("operand", self.operands), ("result", self.results)):
             types = {value.type for value in values}
             if len(types) != 1:
-                emit(f"expected {what}s of one type with `routes`, got {len(types)}")
+                emit(f"expected {side}s of one type with `routes`, got {len(types)}")
                 return
         if _check_routes(self, len(self.results), self.slice, symbols, emit):
             _check_operands(self, emit)
@@ -409,13 +409,13 @@ def _check_index(index: int, emit: Emit) -> None:
 
 
 def _check_whole_end(
-    what: str, values: Sequence[ir.Value], channel: str, expected: ir.Type, emit: Emit
+    side: str, values: Sequence[ir.Value], channel: str, expected: ir.Type, emit: Emit
 ) -> None:
     """Checks one end of a transfer of one value, shard by shard."""
     if len(values) != 1:
-        emit(f"expected {counted(1, what)} without `routes`, got {len(values)}")
+        emit(f"expected {counted(1, side)} without `routes`, got {len(values)}")
     elif values[0].type != expected:
-        emit(f"{what} has type {values[0].type}, but channel @{channel} carries {expected}")
+        emit(f"{side} has type {values[0].type}, but channel @{channel} carries {expected}")
 
 
 def _check_routes(
@@ -514,7 +514,7 @@ class LoopOp(PwOp):
 
     @property
     def iterations(self) -> int:
-        """The number of its iterations in `@main`: all, or those of a chunk."""
+        """The number of its iterations in `@main`: all of them, or one chunk."""
         return self.chunk if self.count is None else self.count
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -522,8 +522,8 @@ class LoopOp(PwOp):
             emit(f"expected `count` or `chunk`, got {'neither' if self.count is None else 'both'}")
             return
         if not 1 <= self.iterations <= MAX_MICROBATCHES:
-            what = "chunk" if self.count is None else "count"
-            emit(f"expected a {what} of 1 to {MAX_MICROBATCHES}, got {self.iterations}")
+            attribute = "chunk" if self.count is None else "count"
+            emit(f"expected a {attribute} of 1 to {MAX_MICROBATCHES}, got {self.iterations}")
         if self.chunk is not None and not self.sequential:
             emit("has a `chunk`, but is not sequential")
         if self.chunk is not None and self.parent is not None:
@@ -611,8 +611,8 @@ class AllReduceOp(PwOp):
     """Sums a value over all replicas, and gives the sum to each of them.
 
     `pw-insert-all-reduces` puts it after sums over microbatches. Until `pw-replicate` it has one operand and
-    one result, which stand for those of every replica; then one of each for every replica, on the slice of
-    the operand. `pw-lower-all-reduces` lowers it to launches and transfers.
+    one result, which represent all replicas; then one of each for every replica, on the slice of the
+    operand. `pw-lower-all-reduces` lowers it to launches and transfers.
 
     ```mlir
     %g = "pw.all_reduce"(%gi) {slice = @s0} : (tensor<4x4xf32>) -> tensor<4x4xf32>
@@ -652,7 +652,7 @@ class ReduceScatterOp(PwOp):
         : (tensor<4x4xf32>, tensor<4x4xf32>) -> (tensor<2x4xf32>, tensor<2x4xf32>)
     ```
 
-    Invariants: those of `pw.all_reduce`, except that the results are blocks: `dim` is as many times larger in
+    Invariants: as for `pw.all_reduce`, except that the results are blocks: `dim` is as many times larger in
     an operand as there are replicas.
     """
 
@@ -676,7 +676,7 @@ class AllGatherOp(PwOp):
         : (tensor<2x4xf32>, tensor<2x4xf32>) -> (tensor<4x4xf32>, tensor<4x4xf32>)
     ```
 
-    Invariants: those of `pw.reduce_scatter`, with blocks as operands.
+    Invariants: as for `pw.reduce_scatter`, with blocks as operands.
     """
 
     inputs = Values("A block, or that of each replica.", one_type=True)
@@ -691,35 +691,35 @@ class AllGatherOp(PwOp):
 
 def _check_shares(
     op: ReduceScatterOp | AllGatherOp,
-    wholes: Sequence[ir.Value],
+    values: Sequence[ir.Value],
     blocks: Sequence[ir.Value],
     symbols: dict[str, ir.OpView],
     emit: Emit,
 ) -> None:
     """Checks an exchange between values and their blocks on replicas."""
-    if not wholes or len(wholes) != len(blocks):
+    if not values or len(values) != len(blocks):
         emit(f"expected as many results as operands, got {len(op.operands)} and {len(op.results)}")
         return
-    if len(wholes) > 1 and op.slice is not None:
-        emit(f"has a `slice`, but {counted(len(wholes), 'operand')}")
+    if len(values) > 1 and op.slice is not None:
+        emit(f"has a `slice`, but {counted(len(values), 'operand')}")
         return
-    count = len(wholes)
+    count = len(values)
     if count == 1 and op.slice is not None:
         # Before `pw-replicate` one operand stands for those of all replicas of its slice.
         count = symbols[op.slice].replicas or 1
-    types = {value.type for value in wholes}, {value.type for value in blocks}
+    types = {value.type for value in values}, {value.type for value in blocks}
     if not all(
         len(some) == 1 and all(isinstance(t, ir.RankedTensorType) and t.has_static_shape for t in some)
         for some in types
     ):
         emit("expected operands and results of one type each, ranked tensors of static shape")
         return
-    (whole,), (block,) = types
+    (full,), (block,) = types
     shape = list(whole_shape(block.shape, op.dim, count))
     if op.dim >= block.rank:
         emit(f"names dimension {op.dim}, but {block} has {block.rank}")
-    elif list(whole.shape) != shape or whole.element_type != block.element_type:
-        emit(f"expected {count} blocks along dimension {op.dim}, got {whole} and {block}")
+    elif list(full.shape) != shape or full.element_type != block.element_type:
+        emit(f"expected {count} blocks along dimension {op.dim}, got {full} and {block}")
 
 
 @operation("all_to_all")
@@ -758,19 +758,19 @@ class AllToAllOp(PwOp):
             return
         for name in dict.fromkeys(name for name in slices if slices.count(name) > 1):
             emit(f"expected different slices, got @{name} {slices.count(name)} times")
-        for what, values in (("operand", self.operands), ("result", self.results)):
+        for side, values in (("operand", self.operands), ("result", self.results)):
             if len(values) != count:
-                emit(f"expected {counted(count, what)}, one for each slice, got {len(values)}")
+                emit(f"expected {counted(count, side)}, one for each slice, got {len(values)}")
                 return
         if self.orders is not None and len(self.orders) != count:
             emit(
                 f"expected {counted(count, 'number')} in `orders`, one for each slice, got {len(self.orders)}"
             )
         block = self.operands[0].type
-        for what, values in (("operand", self.operands), ("result", self.results)):
+        for side, values in (("operand", self.operands), ("result", self.results)):
             for number, (value, place) in enumerate(zip(values, slices, strict=True)):
                 if value.type != block:
-                    emit(f"{what} #{number} on @{place} has type {value.type}, but operand #0 has {block}")
+                    emit(f"{side} #{number} on @{place} has type {value.type}, but operand #0 has {block}")
                     return
         if not isinstance(block, ir.RankedTensorType) or not block.rank or block.shape[0] != count:
             emit(f"expected a leading dimension of {count}, one block for each slice, got {block}")
@@ -970,19 +970,19 @@ def _check_outer(op: ReduceOp | NextOp, symbols: dict[str, ir.OpView], emit: Emi
         emit(f"leads out of @{op.loop} into {leads}, but that is nested in {inside}")
 
 
-def _check_blocks(whole: ir.Value, block: ir.Value, count: int, what: str, emit: Emit) -> None:
+def _check_blocks(value: ir.Value, block: ir.Value, count: int, subject: str, emit: Emit) -> None:
     """Checks that a value consists of `count` blocks along its leading dimension."""
-    if not all(isinstance(v.type, ir.RankedTensorType) and v.type.has_static_shape for v in (whole, block)):
-        emit(f"expected ranked tensors of static shape, got {whole.type} and {block.type}")
+    if not all(isinstance(v.type, ir.RankedTensorType) and v.type.has_static_shape for v in (value, block)):
+        emit(f"expected ranked tensors of static shape, got {value.type} and {block.type}")
         return
     shape = list(block.type.shape)
     if not shape:
         emit("a scalar has no leading dimension to divide into microbatches")
         return
     expected = list(whole_shape(shape, 0, count))
-    if list(whole.type.shape) != expected or whole.type.element_type != block.type.element_type:
+    if list(value.type.shape) != expected or value.type.element_type != block.type.element_type:
         dims = "".join(f"{size}x" for size in expected)
         emit(
-            f"{what} has type {whole.type}, expected tensor<{dims}{block.type.element_type}>: "
+            f"{subject} has type {value.type}, expected tensor<{dims}{block.type.element_type}>: "
             f"{count} blocks of {block.type}"
         )

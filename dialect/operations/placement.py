@@ -104,7 +104,7 @@ def joined_slices(slices: Sequence[Slices | None]) -> Slices | None:
 
 
 def donated_arguments(function: ir.OpView) -> frozenset[int]:
-    """Returns the arguments that a computation consumes: those that carry an aliasing or donor attribute."""
+    """Returns the arguments that a computation consumes, by their aliasing or donor attributes."""
     return frozenset(
         number for number, attrs in enumerate(argument_attrs(function)) if ALIASING in attrs or DONOR in attrs
     )

@@ -23,8 +23,8 @@ def topological_order[N: Any](waits_for: Mapping[N, Collection[N]]) -> list[N]:
     """Returns the nodes in an order in which each follows all that it waits for, by node order otherwise.
 
     Args:
-      waits_for: the nodes that must precede each node; a node that is no key waits for nothing and is
-          not listed.
+      waits_for: the nodes that must precede each node; a node that is not a key waits for nothing and
+          is not listed.
 
     Raises:
       CycleError: there is no such order.

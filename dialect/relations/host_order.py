@@ -31,18 +31,18 @@ class HostEvent(Event):
     host: int = 0
 
     def __str__(self) -> str:
-        where = f"on @{self.slice} (order {self.order} of host {self.host})"
+        position = f"on @{self.slice} (order {self.order} of host {self.host})"
         if op_has(self.op, Trait.EXECUTES):
-            return f"launch of @{self.op.callee} {where}"
+            return f"launch of @{self.op.callee} {position}"
         if op_has(self.op, Trait.SENDS):
-            return f"send of transfer {self.op.index} {where}"
+            return f"send of transfer {self.op.index} {position}"
         if op_has(self.op, Trait.RECEIVES):
-            return f"receive of transfer {self.op.index} {where}"
-        return f"transfer {where}"
+            return f"receive of transfer {self.op.index} {position}"
+        return f"transfer {position}"
 
 
 def host_events(programs: Sequence[ProgramView]) -> list[HostEvent]:
-    """Returns the events of all hosts in the order of their functions, each with those that it waits for.
+    """Returns the events of all hosts in the order of their functions, each with the events it waits for.
 
     Every receive must have a send.
     """

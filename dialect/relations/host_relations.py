@@ -25,11 +25,11 @@ def work_is_on_the_host(program: ProgramView, report: Report) -> None:
     def is_here(slice: str) -> bool:
         return program.symbols[slice].host == program.host
 
-    for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
+    for side, all_attrs in (("argument", program.arguments), ("result", program.results)):
         for number, attrs in enumerate(all_attrs):
             for slice in read_slices(attrs[SLICE]):
                 if not is_here(slice):
-                    report(program.main, f"{what} #{number} lives on @{slice}, which is on another host")
+                    report(program.main, f"{side} #{number} lives on @{slice}, which is on another host")
     for op in program.ops:
         if op_has(op, Trait.ORDERED) and not is_here(op.slice):
             report(op, f"is on @{op.slice}, which is not on host {program.host}")
@@ -45,18 +45,18 @@ def positions_increase(program: ProgramView, report: Report) -> None:
 
 def numbers_differ(program: ProgramView, report: Report) -> None:
     """No two arguments of a host are one argument of the program, and no two results one result."""
-    for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
+    for side, all_attrs in (("argument", program.arguments), ("result", program.results)):
         seen: set[int] = set()
         for number, attrs in enumerate(all_attrs):
             name = attrs[NUMBER].value
             if name in seen:
-                report(program.main, f"{what} #{number} is {what} {name} of the program, as is another")
+                report(program.main, f"{side} #{number} is {side} {name} of the program, as is another")
             seen.add(name)
 
 
 def sent_values_last(program: ProgramView, report: Report) -> None:
-    """A value that is sent without a copy lasts: it is neither donated nor returned, is no argument that the
-    caller keeps, and is released after everything else."""
+    """A value that is sent without a copy lasts: it is neither donated nor returned, it is not an argument
+    that the caller keeps, and it is released after everything else."""
     sent: dict[ir.Value, ir.OpView] = {}
     for op in program.ops:
         if op_has(op, Trait.SENDS) and not op.copy:
@@ -123,29 +123,29 @@ def ports_agree(programs: Sequence[ProgramView], report: Report) -> None:
     types: dict[tuple[str, int], tuple[ir.Type, int | None]] = {}
     for program in programs:
         signature = program.main.type
-        for what, all_attrs, all_types in (
+        for side, all_attrs, all_types in (
             ("argument", program.arguments, signature.inputs),
             ("result", program.results, signature.results),
         ):
             for attrs, type_ in zip(all_attrs, all_types, strict=True):
                 number = attrs[NUMBER].value
-                first, host = types.setdefault((what, number), (type_, program.host))
+                first, host = types.setdefault((side, number), (type_, program.host))
                 if first != type_:
                     report(
                         program.main,
-                        f"{what} {number} of the program is a {type_} here, but a {first} on host {host}",
+                        f"{side} {number} of the program is a {type_} here, but a {first} on host {host}",
                     )
 
 
 def sends_have_receives(programs: Sequence[ProgramView], report: Report) -> None:
     """Every send has exactly one receive of the same index, and they agree on channel and routes, with
-    operands that are there. Types are those of the channel."""
+    existing operands. Both have the types of the channel."""
     ends: list[dict[int, ir.OpView]] = []
-    for trait, what in ((Trait.SENDS, "sends"), (Trait.RECEIVES, "receives")):
+    for trait, verb in ((Trait.SENDS, "sends"), (Trait.RECEIVES, "receives")):
         seen: dict[int, ir.OpView] = {}
         for op in _operations(programs, trait):
             if op.index in seen:
-                report(op, f"{what} transfer {op.index}, as another does")
+                report(op, f"{verb} transfer {op.index}, as another does")
             seen.setdefault(op.index, op)
         ends.append(seen)
     sends, receives = ends

@@ -4,7 +4,7 @@ The events of a program are its launches, and for each transfer a send on the sl
 receipt on the slice that it goes to. A `pw.all_to_all` is an event on each of its slices, and a reader
 of its results waits for all of them. Events constrain each other in four ways:
 
-- data: a launch or send waits for what it reads, a receipt for its send;
+- data: a launch or send waits for its operands, a receipt for its send;
 - slice order: a slice runs its launches and sends in the order of their `order` attributes, and slices
   that may share devices have one order together; it receives a value right before the first launch or send
   that reads it;
@@ -204,19 +204,19 @@ def _source(op: TransferOp, sources: dict[str, str], slices: Slices | None) -> s
 def _with_receipts(events: Sequence[Event]) -> list[Event]:
     """Returns the events with a receipt after each send; readers of a sent value wait for its receipt."""
     position = {}
-    whole: list[Event] = []
+    all_events: list[Event] = []
     # Everything below relies on this: the receipt of a send is the event right after it.
     for n, event in enumerate(events):
-        position[n] = len(whole)
-        whole.append(event)
+        position[n] = len(all_events)
+        all_events.append(event)
         if event.kind == "send":
-            whole.append(
+            all_events.append(
                 Event("receipt", event.op, event.op.slice, None, {position[n]: "it receives what is sent"})
             )
     for n, event in enumerate(events):
         waits_for = {position[m] + (events[m].kind == "send"): why for m, why in event.waits_for.items()}
-        whole[position[n]].waits_for = waits_for
-    return whole
+        all_events[position[n]].waits_for = waits_for
+    return all_events
 
 
 def _position(event: Event, n: int) -> tuple[int, int]:

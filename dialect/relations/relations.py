@@ -60,8 +60,8 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
     for op, read in program.readers:
         for number, value in enumerate(read):
             if value in ended or value in copies:
-                for how in sorted({ended[part] for part in parts(value) if part in ended}):
-                    report(op, f"operand #{number} is used after it was {how}")
+                for end in sorted({ended[part] for part in parts(value) if part in ended}):
+                    report(op, f"operand #{number} is used after it was {end}")
         if op_has(op, Trait.ALIASES):
             # A mirror owns no memory: its copies are what is released or donated, so liveness is that of
             # copies, however deeply mirrors nest.
@@ -79,12 +79,12 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
                 donated[callee] = donated_arguments(program.symbols[callee])
             # JAX refuses `f(donate(a), a)` when it is called; here the same copy may also come by way of a
             # mirror.
-            given: dict[ir.Value, list[int]] = {}
+            operands_by_copy: dict[ir.Value, list[int]] = {}
             for number, value in enumerate(read) if donated[callee] else ():
                 for part in parts(value):
-                    given.setdefault(part, []).append(number)
+                    operands_by_copy.setdefault(part, []).append(number)
             for number in sorted(donated[callee]):
-                again = [n for part in parts(read[number]) for n in given[part] if n != number]
+                again = [n for part in parts(read[number]) for n in operands_by_copy[part] if n != number]
                 if again:
                     report(op, f"donates operand #{number}, which it is also given as operand #{min(again)}")
                 ended.update(dict.fromkeys(parts(read[number]), "donated"))
@@ -118,16 +118,16 @@ def loops_are_closed(program: ProgramView, report: Report) -> None:
         reads.update(members[value] for other in inner for value in other.operands if value in members)
         if not reads:
             continue
-        own = loop_of_op(op)
-        strange = reads - set(_around(program, own))
+        loop_of_reader = loop_of_op(op)
+        strange = reads - set(_around(program, loop_of_reader))
         if op is program.terminator:
             _refuse(op, "returns", sorted(strange), report)
         # A value of a loop stands for one of each microbatch: what runs once, or for one microbatch, cannot
         # read all.
         elif (not op_has(op, Trait.OF_LOOP) and isinstance(op, PwOp)) or is_unrolled(op):
             _refuse(op, "reads", sorted(reads), report)
-        elif strange and own is not None:
-            report(op, f"is of @{own}, but reads a value of a microbatch of @{min(strange)}")
+        elif strange and loop_of_reader is not None:
+            report(op, f"is of @{loop_of_reader}, but reads a value of a microbatch of @{min(strange)}")
         elif strange:
             name = "loop" if isinstance(op, PwOp) else LOOP
             report(op, f"reads a value of a microbatch of @{min(strange)}, but has no `{name}`")
@@ -136,11 +136,11 @@ def loops_are_closed(program: ProgramView, report: Report) -> None:
 def _check_loop_boundary(program: ProgramView, op: ir.OpView, reads: set[str], report: Report) -> None:
     """Checks the loops of the values that lead into an iteration, or out of it."""
     if op_has(op, Trait.OPENS_LOOP):
-        own = loop_of_op(op)
+        opened = loop_of_op(op)
         # Without the loop itself: what it starts from exists before its first iteration.
-        for loop in sorted(reads - set(_around(program, own)[1:])):
+        for loop in sorted(reads - set(_around(program, opened)[1:])):
             verb = _VERBS[type(op)]
-            report(op, f"{verb} a value of a microbatch of @{loop}, which @{own} is not inside of")
+            report(op, f"{verb} a value of a microbatch of @{loop}, which @{opened} is not inside of")
         return
     if isinstance(op, ops.ReduceOp):
         strange = reads - {op.loop}
@@ -188,10 +188,12 @@ def carries_go_on(program: ProgramView, report: Report) -> None:
     for op in program.ops:
         if isinstance(op, ops.NextOp):
             counts[op.operands[0]] = counts.get(op.operands[0], 0) + 1
-            here, there = (program.slices.get(value) for value in (op.results[0], op.operands[0]))
-            if here != there:
-                where = [_names(places) if places else "no slice" for places in (here, there)]
-                report(op, f"is on {where[0]}, but what it passes on is carried on {where[1]}")
+            following, carried = (program.slices.get(value) for value in (op.results[0], op.operands[0]))
+            if following != carried:
+                actual, expected = (
+                    _names(places) if places else "no slice" for places in (following, carried)
+                )
+                report(op, f"is on {actual}, but its value is carried on {expected}")
     for op in program.ops:
         if isinstance(op, ops.CarryOp) and counts.get(op.results[0], 0) != 1:
             report(op, f"is passed on by {counted(counts.get(op.results[0], 0), 'pw.next')}, expected 1")
@@ -277,13 +279,13 @@ def sums_are_over_replicas(program: ProgramView, report: Report) -> None:
 
 def blocks_are_there(program: ProgramView, report: Report) -> None:
     """A block of an argument or result is along a dimension that exists."""
-    for what, all_attrs, types in (
+    for side, all_attrs, types in (
         ("argument", program.arguments, program.main.type.inputs),
         ("result", program.results, program.main.type.results),
     ):
         for number, (attrs, type_) in enumerate(zip(all_attrs, types, strict=True)):
             if BLOCK in attrs and attrs[BLOCK].value >= type_.rank:
-                report(program.main, f"{what} #{number} is a block along a dimension that does not exist")
+                report(program.main, f"{side} #{number} is a block along a dimension that does not exist")
 
 
 def replicas_are_one(program: ProgramView, report: Report) -> None:
@@ -295,7 +297,7 @@ def replicas_are_one(program: ProgramView, report: Report) -> None:
 
 def replicas_agree(program: ProgramView, report: Report) -> None:
     """An argument or result is alike on all replicas, and each of them has it."""
-    for what, all_attrs, types in (
+    for side, all_attrs, types in (
         ("argument", program.arguments, program.main.type.inputs),
         ("result", program.results, program.main.type.results),
     ):
@@ -308,14 +310,14 @@ def replicas_agree(program: ProgramView, report: Report) -> None:
         for number, group in groups.items():
             ports = [port for port, _ in group]
             if len({seen for _, seen in group}) > 1 or len({port.number for port in ports}) < len(ports):
-                report(program.main, f"{what} {number} is not alike on all replicas")
+                report(program.main, f"{side} {number} is not alike on all replicas")
             # A host has only the replicas that are on its slices.
             elif program.host is None and len(group) < ports[0].count:
-                report(program.main, f"{what} {number} is not on all {ports[0].count} replicas")
+                report(program.main, f"{side} {number} is not on all {ports[0].count} replicas")
             elif (split := ports[0].split) is not None and split >= group[0][1][0].rank:
-                report(program.main, f"{what} {number} is split along a dimension {split} that it lacks")
+                report(program.main, f"{side} {number} is split along a dimension {split} that it lacks")
         if groups and sorted(groups) != list(range(len(groups))) and program.host is None:
-            report(program.main, f"{what}s of replicas are numbered {sorted(groups)}")
+            report(program.main, f"{side}s of replicas are numbered {sorted(groups)}")
 
 
 def mirrored_copies_are_apart(program: ProgramView, report: Report) -> None:
@@ -360,24 +362,24 @@ def _check_move(
 def operands_live_here(program: ProgramView, report: Report) -> None:
     """Operands live on the slice of their operation; results are returned where they should be."""
     for op, read in program.ops_with(Trait.LOCAL):
-        own = op.slice
-        for number, value in enumerate(read) if own is not None else ():
+        slice = op.slice
+        for number, value in enumerate(read) if slice is not None else ():
             places = program.slices.get(value)
-            if places is not None and own not in places:
-                what = "the launch runs" if op_has(op, Trait.EXECUTES) else "the operation is"
+            if places is not None and slice not in places:
+                verb = "the launch runs" if op_has(op, Trait.EXECUTES) else "the operation is"
                 report(
                     op,
-                    f"operand #{number} lives on {_names(places)}, but {what} on @{own}: "
-                    f"a pw.transfer of it to @{own} is missing",
+                    f"operand #{number} lives on {_names(places)}, but {verb} on @{slice}: "
+                    f"a pw.transfer of it to @{slice} is missing",
                 )
     for op, read in program.ops_with(Trait.EXCHANGES):
-        for number, (value, own) in enumerate(zip(read, op.slices, strict=True)):
+        for number, (value, slice) in enumerate(zip(read, op.slices, strict=True)):
             places = program.slices.get(value)
-            if places is not None and own not in places:
+            if places is not None and slice not in places:
                 report(
                     op,
-                    f"operand #{number} lives on {_names(places)}, but is exchanged on @{own}: "
-                    f"a pw.transfer of it to @{own} is missing",
+                    f"operand #{number} lives on {_names(places)}, but is exchanged on @{slice}: "
+                    f"a pw.transfer of it to @{slice} is missing",
                 )
     returned = zip(program.terminator.operands, program.results, strict=True)
     for number, (value, attrs) in enumerate(returned):
@@ -405,18 +407,18 @@ def values_move_once(program: ProgramView, report: Report) -> None:
 def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
     """A sharding is over a mesh like that of the value's slice, or of the first of its slices."""
 
-    def check(op: ir.OpView, what: str, sharding: ir.Attribute | None, slice: str) -> None:
+    def check(op: ir.OpView, subject: str, sharding: ir.Attribute | None, slice: str) -> None:
         if sharding is None:
             return
         mesh = program.symbols[mesh_of(sharding)]
         if read_mesh(mesh) != program.meshes[slice]:
             home = program.symbols[slice].attributes["mesh"].value
-            report(op, f"{what} is sharded over @{symbol_name(mesh)}, but @{slice} has @{home}")
+            report(op, f"{subject} is sharded over @{symbol_name(mesh)}, but @{slice} has @{home}")
 
-    for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
+    for side, all_attrs in (("argument", program.arguments), ("result", program.results)):
         for number, attrs in enumerate(all_attrs):
             if SLICE in attrs:
-                check(program.main, f"{what} #{number}", attrs.get(SHARDING), read_slices(attrs[SLICE])[0])
+                check(program.main, f"{side} #{number}", attrs.get(SHARDING), read_slices(attrs[SLICE])[0])
     launched: set[tuple[str, str]] = set()
     for op in program.ops:
         if isinstance(op, ops.LaunchOp):
@@ -425,9 +427,9 @@ def shardings_are_over_slices(program: ProgramView, report: Report) -> None:
             check(op, "result", op.sharding, op.slice)
     for callee, slice in sorted(launched):
         function = program.symbols[callee]
-        for what, all_attrs in (("argument", argument_attrs(function)), ("result", result_attrs(function))):
+        for side, all_attrs in (("argument", argument_attrs(function)), ("result", result_attrs(function))):
             for number, attrs in enumerate(all_attrs):
-                check(function, f"{what} #{number}", attrs.get(SHARDING), slice)
+                check(function, f"{side} #{number}", attrs.get(SHARDING), slice)
 
 
 def operands_have_expected_shardings(program: ProgramView, report: Report) -> None:
@@ -435,12 +437,12 @@ def operands_have_expected_shardings(program: ProgramView, report: Report) -> No
     if all(mesh.size == 1 for mesh in program.meshes.values()):
         return
     layouts = Layouts(program.module)
-    taken: dict[str, list[Mapping[str, ir.Attribute]]] = {}
+    attrs_by_callee: dict[str, list[Mapping[str, ir.Attribute]]] = {}
     for op, read in program.ops_of(ops.LaunchOp):
         callee = op.callee
-        if callee not in taken:
-            taken[callee] = list(argument_attrs(program.symbols[callee]))
-        for number, (value, attrs) in enumerate(zip(read, taken[callee], strict=True)):
+        if callee not in attrs_by_callee:
+            attrs_by_callee[callee] = list(argument_attrs(program.symbols[callee]))
+        for number, (value, attrs) in enumerate(zip(read, attrs_by_callee[callee], strict=True)):
             if SHARDING not in attrs:
                 continue
             sharding = layouts.of(value, op.slice)
@@ -457,18 +459,18 @@ def operands_are_in_expected_memory(program: ProgramView, report: Report) -> Non
     layouts = Layouts(program.module)
     expected: dict[str, list[str | None]] = {}
 
-    def check(op: ir.OpView, what: str, value: ir.Value, wanted: str | None, reader: str) -> None:
+    def check(op: ir.OpView, subject: str, value: ir.Value, expected_kind: str | None, reader: str) -> None:
         kind = layouts.memory_kind(value)
-        if kind != wanted:
-            names = kind or "device", wanted or "device"
-            report(op, f"{what} is in {names[0]} memory, but {reader} expects it in {names[1]} memory")
+        if kind != expected_kind:
+            names = kind or "device", expected_kind or "device"
+            report(op, f"{subject} is in {names[0]} memory, but {reader} expects it in {names[1]} memory")
 
     for op, read in program.ops_of(ops.LaunchOp):
         callee = op.callee
         if callee not in expected:
             expected[callee] = [_memory_kind(attrs) for attrs in argument_attrs(program.symbols[callee])]
-        for number, (value, wanted) in enumerate(zip(read, expected[callee], strict=True)):
-            check(op, f"operand #{number}", value, wanted, f"@{callee}")
+        for number, (value, kind) in enumerate(zip(read, expected[callee], strict=True)):
+            check(op, f"operand #{number}", value, kind, f"@{callee}")
     for number, (value, attrs) in enumerate(zip(program.terminator.operands, program.results, strict=True)):
         check(program.terminator, f"result #{number}", value, _memory_kind(attrs), "the program")
 
@@ -531,7 +533,7 @@ def one_order_per_queue(program: ProgramView, report: Report) -> None:
     """No two launches or sends of one queue have one position."""
     # By queue and not by slice: slices that may share devices run their work in one order.
     queues = device_queues(program.module)
-    taken: dict[tuple[str, int], ir.OpView] = {}
+    ops_by_position: dict[tuple[str, int], ir.OpView] = {}
     sources = {op.sym_name: op.src for op in program.symbols.values() if isinstance(op, ops.ChannelOp)}
     positions = [
         (op, sources[op.channel] if op_has(op, Trait.TRANSFERS) else op.slice, op.order)
@@ -540,7 +542,7 @@ def one_order_per_queue(program: ProgramView, report: Report) -> None:
     for op, _ in program.ops_with(Trait.EXCHANGES):
         positions += [(op, place, order) for place, order in zip(op.slices, op.orders, strict=True)]
     for op, slice, order in positions:
-        other = taken.setdefault((queues[slice], order), op)
+        other = ops_by_position.setdefault((queues[slice], order), op)
         if other is not op:
             report(op, f"has order {order} on @{slice}, which the {_work(other)} has too")
 
@@ -558,10 +560,10 @@ def order_can_be_met(program: ProgramView, report: Report) -> None:
 
 
 def order_is_met(program: ProgramView, report: Report) -> None:
-    """No launch or send waits for itself through others, and each follows those that it waits for."""
+    """No launch or send waits for itself through others, and each follows its predecessors."""
     events = events_of(program)
     order = _proved(events, report)
-    # A receipt has no place in the block: those that wait for it wait for its own constraints.
+    # A receipt has no place in the block: its readers wait for its own constraints.
     latest: dict[int, int] = {}
     for n in order:
         waits_for = max((latest[other] for other in events[n].waits_for), default=-1)

@@ -50,7 +50,7 @@ def ports_of_part(part: ir.OpView | ir.Module) -> PartPorts:
                 continue
             places = [_place(attrs[n]) for n in (first, *copies)]
             kind = port[names.MEMORY_KIND].value if names.MEMORY_KIND in port else None
-            passed.append(PassedValue(_whole(types[first], port), names.DONATED in port, places, kind))
+            passed.append(PassedValue(_caller_type(types[first], port), names.DONATED in port, places, kind))
         sides.append(passed)
     return PartPorts(*sides)
 
@@ -66,24 +66,27 @@ def subprograms_are_programs(program: ProgramView, report: Report) -> None:
         if read_program(part) is None:
             report(part.operation.opview, "is a sub-program, but has no function @main with a body")
     if len(forms) > 1:
-        (one, _), (other, part) = list(forms.items())[:2]
-        report(part.operation.opview, f"is in the form {other}, but another sub-program in the form {one}")
+        (first_form, _), (second_form, part) = list(forms.items())[:2]
+        report(
+            part.operation.opview,
+            f"is in the form {second_form}, but another sub-program in the form {first_form}",
+        )
 
 
 def operands_match_signatures(program: ProgramView, report: Report) -> None:
     """Operands and results match the signature of the sub-program."""
     for op, read in zip(program.ops, program.reads, strict=True):
         ports = ports_of_part(program.symbols[op.part])
-        for what, values, expected in (
+        for side, values, expected in (
             ("operand", read, ports.inputs),
             ("result", op.results, ports.outputs),
         ):
             if len(values) != len(expected):
-                report(op, f"has {counted(len(values), what)}, but @{op.part} has {len(expected)}")
+                report(op, f"has {counted(len(values), side)}, but @{op.part} has {len(expected)}")
                 continue
             for number, (value, port) in enumerate(zip(values, expected, strict=True)):
                 if value.type != port.type:
-                    report(op, f"{what} #{number} has type {value.type}, but that of @{op.part} {port.type}")
+                    report(op, f"{side} #{number} has type {value.type}, but that of @{op.part} {port.type}")
 
 
 def _place(attrs: dict[str, ir.Attribute]) -> str:
@@ -93,12 +96,12 @@ def _place(attrs: dict[str, ir.Attribute]) -> str:
     return f"on {attrs.get(names.SLICE)}{sharded}{memory}"
 
 
-def _whole(type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Type:
+def _caller_type(type_: ir.Type, attrs: dict[str, ir.Attribute]) -> ir.Type:
     """Returns the type that callers see, from that of a replica's value."""
     if names.REPLICA not in attrs:
         return type_
     tensor = ir.RankedTensorType(type_)
-    shape = ReplicaPort.read(attrs[names.REPLICA]).whole(tensor.shape)
+    shape = ReplicaPort.read(attrs[names.REPLICA]).caller_shape(tensor.shape)
     return ir.RankedTensorType.get(shape, tensor.element_type, loc=ir.Location.unknown(type_.context))
 
 
@@ -111,7 +114,7 @@ def last_subprogram_returns(program: ProgramView, report: Report) -> None:
 
 def values_last(program: ProgramView, report: Report) -> None:
     """A value that a sub-program consumes is not read later, by another, a result or an iteration."""
-    given = {
+    not_donated = {
         argument: f"argument #{n}, which is not donated"
         for n, argument in enumerate(program.main.regions[0].blocks[0].arguments)
         if names.DONATED not in program.arguments[n]
@@ -120,8 +123,8 @@ def values_last(program: ProgramView, report: Report) -> None:
     for op, value, donates in _readings(program):
         if value in consumed:
             report(op, f"reads a value that @{consumed[value]} has consumed")
-        elif donates and value in given:
-            report(op, f"consumes {given[value]}")
+        elif donates and value in not_donated:
+            report(op, f"consumes {not_donated[value]}")
         elif donates:
             consumed[value] = op.part
 
@@ -149,7 +152,9 @@ def carried_values_stay_in_place(program: ProgramView, report: Report) -> None:
     """A repeated sub-program returns carried values on the slices and in the shardings of arguments."""
     for op, _ in program.ops_of(RepeatOp):
         ports = ports_of_part(program.symbols[op.part])
-        for number, (taken, returned) in enumerate(zip(ports.inputs, ports.outputs, strict=False)):
-            for given, expected in zip(returned.places, taken.places, strict=False):
-                if given != expected:
-                    report(op, f"result #{number} of @{op.part} is {given}, but operand #{number} {expected}")
+        for number, (argument, result) in enumerate(zip(ports.inputs, ports.outputs, strict=False)):
+            for actual, expected in zip(result.places, argument.places, strict=False):
+                if actual != expected:
+                    report(
+                        op, f"result #{number} of @{op.part} is {actual}, but operand #{number} {expected}"
+                    )

@@ -90,7 +90,7 @@ def _attribute(field: Attr[object]) -> list[str]:
     if len(alternatives) == 1:
         return [f"%{field.name} = irdl.{alternatives[0]}"]
     names = [f"%{field.name}_{number}" for number in range(len(alternatives))]
-    lines = [f"{name} = irdl.{what}" for name, what in zip(names, alternatives, strict=True)]
+    lines = [f"{name} = irdl.{constraint}" for name, constraint in zip(names, alternatives, strict=True)]
     return [*lines, f"%{field.name} = irdl.any_of({', '.join(names)})"]
 
 

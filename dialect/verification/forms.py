@@ -1,4 +1,4 @@
-"""The forms of the IR, in one table: what is legal and what is required on the way to the runtime.
+"""The forms of the IR in one table: the legal and the required operations and attributes of each.
 
 Every pass declares the forms that it accepts and the one that it produces, by the names here; the driver of
 passes and every tool check modules by this table and by nothing else.
@@ -29,14 +29,13 @@ class Form:
     Attributes:
       name: the value of `pw.form` in such a module.
       symbols: the operations of this dialect that may be beside functions and meshes.
-      main: those that may be in `@main`.
-      hosts: whether there is a function for each host in place of `@main`; rules for `@main` apply to each of
-          them.
+      main: the operations of this dialect that may be in `@main`.
+      hosts: whether there is a function for each host instead of `@main`; rules for `@main` apply to each.
       glue: whether operations of other dialects may be there, too; computations hold them in every form.
       arrays: whether all values of `@main`, and all arguments and results of computations, are arrays: ranked
           tensors of static shape and bounded size.
-      needs: attributes that operations must have, beyond those that they always must.
-      lacks: attributes that they must not have yet.
+      needs: attributes that operations must have in this form, beyond their required attributes.
+      lacks: attributes that operations must not have yet.
       together: groups of attributes; an operation has all of a group or none.
       ports: attributes that all arguments and results of `@main` must have, and operations that are glue.
       relations: relations between operations, checked only if all rules above hold.
@@ -71,11 +70,11 @@ class Form:
                 self.check_needs(op, report)
             elif HOST in op.attributes and not self.hosts:
                 report(op, f"is a host function, which is not legal in form '{self.name}'")
-        for what, all_attrs in (("argument", program.arguments), ("result", program.results)):
+        for side, all_attrs in (("argument", program.arguments), ("result", program.results)):
             for number, attrs in enumerate(all_attrs):
                 for port in self.ports:
                     if port not in attrs:
-                        report(program.main, f"{what} #{number} {_MISSING[port]}: it has no `{port}`")
+                        report(program.main, f"{side} #{number} {_MISSING[port]}: it has no `{port}`")
         for op in program.ops:
             self.check_operation(op, report)
 

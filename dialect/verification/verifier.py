@@ -119,7 +119,7 @@ def _programs(module: ir.Module, form: Form) -> list[ProgramView]:
 def _claimed(module: ir.Module, report: Report) -> Form | None:
     name = form_of(module)
     if FORM in module.operation.attributes and name not in FORMS:
-        known = ", ".join(f'"{form}"' for form in FORMS)
+        form_names = ", ".join(f'"{form}"' for form in FORMS)
         claim = attribute_of(module.operation, FORM) or "a location"
-        report(module.operation.opview, f"expected `{FORM}` to be one of {known}, got {claim}")
+        report(module.operation.opview, f"expected `{FORM}` to be one of {form_names}, got {claim}")
     return FORMS.get(name or "")

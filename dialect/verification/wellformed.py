@@ -92,7 +92,7 @@ class WellFormed:
     """Checker of a module.
 
     Args:
-      report: called with each invalid operation, and what is wrong with it.
+      report: called with each invalid operation and the message about it.
       is_program: whether the module is taken for a program, whose functions have one block each.
       has_parts: whether it may contain sub-programs, which are checked apart.
     """
@@ -142,9 +142,9 @@ class WellFormed:
         """Checks the top level of the module, functions apart."""
         if symbol_name(self.module.operation.opview) == "":
             self.report(self.module.operation.opview, "has an empty name, which MLIR prints and cannot read")
-        whole = self.module.operation.opview
-        if names.TIMES in whole.attributes:
-            self.check_kind(whole, f"attribute `{names.TIMES}`", attribute_of(whole, names.TIMES), CALL_TIMES)
+        root = self.module.operation.opview
+        if names.TIMES in root.attributes:
+            self.check_kind(root, f"attribute `{names.TIMES}`", attribute_of(root, names.TIMES), CALL_TIMES)
         for op in self.module.body.operations:
             name = symbol_name(op)
             if name in self.symbols:
@@ -213,12 +213,12 @@ class WellFormed:
                     self.report(op, f"requires attribute `{name}`")
             elif (field.kind, attributes[name]) not in self._fine:
                 self.check_kind(op, f"attribute `{name}`", attributes[name], field.kind)
-        for what, declared, actual in (
+        for side, declared, actual in (
             ("operand", op.inputs, op.operands),
             ("result", op.outputs, op.results),
         ):
             if declared.count is not None and len(actual) != declared.count:
-                self.report(op, f"expected {counted(declared.count, what)}, got {len(actual)}")
+                self.report(op, f"expected {counted(declared.count, side)}, got {len(actual)}")
         for region in op.regions:
             if len(region.blocks):
                 self.report(op, "has a region; operations of the pw dialect have none")
@@ -228,46 +228,46 @@ class WellFormed:
         self.valid = valid and fine
         return fine
 
-    def check_kind(self, op: ir.OpView, what: str, attribute: ir.Attribute | None, kind: Kind) -> bool:
+    def check_kind(self, op: ir.OpView, subject: str, attribute: ir.Attribute | None, kind: Kind) -> bool:
         if attribute is None:
-            self.report(op, f"{what} {_UNREADABLE}")
+            self.report(op, f"{subject} {_UNREADABLE}")
             return False
         if (kind, attribute) in self._fine:
             return True
         if not kind.matches(attribute):
             article = "an" if kind.description[0] in "ae" else "a"
-            self.report(op, f"{what} must be {article} {kind.description}, got {attribute}")
+            self.report(op, f"{subject} must be {article} {kind.description}, got {attribute}")
             return False
         if kind.symbol_kind is not None:
             named = kind.read(attribute)
             for name in (named,) if isinstance(named, str) else named:
-                if not self.check_symbol(op, what, name, kind.symbol_kind):
+                if not self.check_symbol(op, subject, name, kind.symbol_kind):
                     return False
         if kind is SHARDING_KIND:
             # The limit depends on the value.
-            return self.check_sharding(op, what, attribute, [r.type for r in op.results][:1])
+            return self.check_sharding(op, subject, attribute, [r.type for r in op.results][:1])
         self._fine.add((kind, attribute))
         return True
 
-    def check_symbol(self, op: ir.OpView, what: str, name: str, kind: str) -> bool:
+    def check_symbol(self, op: ir.OpView, subject: str, name: str, kind: str) -> bool:
         target = self.symbols.get(name)
         if target is None:
-            self.report(op, f"{what} refers to @{name}, which is not in the module")
+            self.report(op, f"{subject} refers to @{name}, which is not in the module")
         elif target.operation.name != kind:
-            self.report(op, f"{what} refers to @{name}, a {target.operation.name}, not a {kind}")
+            self.report(op, f"{subject} refers to @{name}, a {target.operation.name}, not a {kind}")
         else:
             return True
         return False
 
     def check_sharding(
-        self, op: ir.OpView, what: str, attribute: ir.Attribute, types: Iterable[ir.Type]
+        self, op: ir.OpView, subject: str, attribute: ir.Attribute, types: Iterable[ir.Type]
     ) -> bool:
         """Checks a sharding, for values of these types."""
         problem = unsupported(attribute)
         if problem is not None:
-            self.report(op, f"{what} {problem}: {attribute}")
+            self.report(op, f"{subject} {problem}: {attribute}")
             return False
-        if not self.check_symbol(op, what, mesh_of(attribute), "sdy.mesh"):
+        if not self.check_symbol(op, subject, mesh_of(attribute), "sdy.mesh"):
             return False
         sharding, mesh = read_sharding(attribute), read_mesh(self.symbols[mesh_of(attribute)])
         for type_ in types:
@@ -279,12 +279,12 @@ class WellFormed:
             else:
                 problem = sharding.problem(shape, mesh)
             if problem is not None:
-                self.report(op, f"{what}: {problem}")
+                self.report(op, f"{subject}: {problem}")
                 return False
         return True
 
     def check_discardable(
-        self, op: ir.OpView, attributes: Mapping[str, ir.Attribute | None], what: str = ""
+        self, op: ir.OpView, attributes: Mapping[str, ir.Attribute | None], prefix: str = ""
     ) -> bool:
         """Checks the attributes that passes read from operations of other dialects."""
         fine = True
@@ -292,19 +292,19 @@ class WellFormed:
             kind = DISCARDABLE.get(name)
             if kind is None:
                 continue
-            if not self.check_kind(op, f"{what}`{name}`", attribute, kind):
+            if not self.check_kind(op, f"{prefix}`{name}`", attribute, kind):
                 fine = False
             elif name == names.SLICE:
                 for slice in read_slices(attribute):
-                    fine = self.check_symbol(op, f"{what}`{name}`", slice, "pw.slice") and fine
+                    fine = self.check_symbol(op, f"{prefix}`{name}`", slice, "pw.slice") and fine
         return fine
 
     def check_function(self, function: ir.OpView) -> None:
         if not self.check_discardable(function, attributes_of(function)):
             return
         if self.is_program and is_program(function) and not is_public(function):
-            what = "the program" if symbol_name(function) == names.MAIN else "the function of a host"
-            self.report(function, f"must be public: it is {what}")
+            role = "the program" if symbol_name(function) == names.MAIN else "the function of a host"
+            self.report(function, f"must be public: it is {role}")
         self.check_ports(function)
         blocks = function.regions[0].blocks
         if len(blocks) > 1 and self.is_program:
@@ -340,20 +340,20 @@ class WellFormed:
             ("argument", argument_attrs(function), function.type.inputs),
             ("result", result_attrs(function), function.type.results),
         )
-        for what, all_attrs, types in ports:
+        for side, all_attrs, types in ports:
             for number, (attrs, type_) in enumerate(zip(all_attrs, types, strict=True)):
-                self.check_discardable(function, attrs, f"{what} #{number}: ")
+                self.check_discardable(function, attrs, f"{side} #{number}: ")
                 for name in [n for n, value in attrs.items() if value is None and n not in DISCARDABLE]:
-                    self.report(function, f"{what} #{number}: `{name}` {_UNREADABLE}")
+                    self.report(function, f"{side} #{number}: `{name}` {_UNREADABLE}")
                 sharding = attrs.get(names.SHARDING)
                 if sharding is not None:
-                    where = f"{what} #{number}: `{names.SHARDING}`"
+                    subject = f"{side} #{number}: `{names.SHARDING}`"
                     if not SHARDING_KIND.matches(sharding):
                         self.report(
-                            function, f"{where} must be a {SHARDING_KIND.description}, got {sharding}"
+                            function, f"{subject} must be a {SHARDING_KIND.description}, got {sharding}"
                         )
                     else:
-                        self.check_sharding(function, where, sharding, [type_])
+                        self.check_sharding(function, subject, sharding, [type_])
 
     def check_nested(self, op: ir.OpView) -> None:
         for inner in nested_ops(op):
@@ -366,13 +366,13 @@ class WellFormed:
                 self.check_operation(inner)
 
     def check_types(self) -> bool:
-        """Checks that values of the program and those of computations are arrays: static, of bounded size."""
+        """Checks that values of the program and of computations are arrays: static, of bounded size."""
         for function in self.module.body.operations:
             if function.operation.name != "func.func":
                 continue
-            for what, types in (("argument", function.type.inputs), ("result", function.type.results)):
+            for side, types in (("argument", function.type.inputs), ("result", function.type.results)):
                 for number, type_ in enumerate(types):
-                    self.check_type(function, f"{what} #{number}", type_)
+                    self.check_type(function, f"{side} #{number}", type_)
             if not is_program(function):
                 continue
             for block in function.regions[0].blocks:
@@ -381,12 +381,12 @@ class WellFormed:
                         self.check_type(op, f"result #{number}", result.type)
         return self.valid
 
-    def check_type(self, op: ir.OpView, what: str, type_: ir.Type) -> None:
+    def check_type(self, op: ir.OpView, subject: str, type_: ir.Type) -> None:
         if type_ not in self._types:
             self._types[type_] = type_problem(type_)
         problem = self._types[type_]
         if problem is not None:
-            self.report(op, f"{what} is of type {type_}, {problem}")
+            self.report(op, f"{subject} is of type {type_}, {problem}")
 
 
 def type_problem(type_: ir.Type) -> str | None:

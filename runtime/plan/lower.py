@@ -296,7 +296,7 @@ class _Flattener:
             return type_, slots, None, kind
         ports = [ReplicaPort.read(attr[REPLICA]) for attr in attrs]
         count, split = ports[0].count, ports[0].split
-        type_ = dataclasses.replace(type_, shape=ports[0].whole(type_.shape))
+        type_ = dataclasses.replace(type_, shape=ports[0].caller_shape(type_.shape))
         slices = tuple(map(tuple, by_replica))
         return type_, slots, Replicas(slices, tuple(port.number for port in ports), count, split), kind
 
