@@ -19,7 +19,7 @@ import numpy as np
 from pathways.compiler.auto.request import TimesGiven
 from pathways.compiler.auto.units import Units
 from pathways.dialect.plain_data import PlainDataError, parse_json
-from pathways.passes.analysis.measured.durations import by_stage, times_taken
+from pathways.passes.analysis.measured.durations import by_stage, launch_times
 from pathways.passes.analysis.measured.events import EventLog
 from pathways.passes.analysis.measured.trace_file import TraceError, is_trace, read_trace
 from pathways.passes.analysis.quantities import FLOPS, SECONDS, QuantityReader, TimesError
@@ -98,7 +98,7 @@ def _observed(
         edges = _edges(steps, name)
         if edges is None or edges[-1] != units.count:
             continue
-        taken = by_stage(times_taken(steps))
+        taken = by_stage(launch_times(steps))
         slices = _slices_of_stages(steps)
         for stage, (first, end) in enumerate(itertools.pairwise(edges)):
             kinds = taken.get(stage, {})

@@ -53,9 +53,9 @@ class Computations:
           results: likewise of the results.
           key: equal keys of one base share a computation, that of the first; None is never equal.
         """
-        known = None if key is None else self.known(base, key)
-        if known is not None:
-            return known
+        existing = None if key is None else self.find(base, key)
+        if existing is not None:
+            return existing
         name = self._name(base)
         with ir.InsertionPoint(self.module.body), location:
             function = func.FuncOp(name, ir.FunctionType.get(list(types), []), visibility="private")
@@ -77,7 +77,7 @@ class Computations:
             self._names_by_key[base, key] = name
         return name
 
-    def known(self, base: str, key: object) -> str | None:
+    def find(self, base: str, key: object) -> str | None:
         """Returns the computation that was created with an equal key; None where there is none."""
         return self._names_by_key.get((base, key))
 

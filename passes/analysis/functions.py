@@ -18,12 +18,12 @@ _MAX_NAMED = 4
 """Limit of the arguments that a message names."""
 
 
-def unique_name(base: str, taken: Collection[str], start: int = 0) -> str:
+def unique_name(base: str, used_names: Collection[str], start: int = 0) -> str:
     """Returns `base`, or `base_1`, `base_2`, ... when it is taken; `start` skips numbers known to be."""
-    if start == 0 and base not in taken:
+    if start == 0 and base not in used_names:
         return base
     number = max(start, 1)
-    while f"{base}_{number}" in taken:
+    while f"{base}_{number}" in used_names:
         number += 1
     return f"{base}_{number}"
 
@@ -83,14 +83,14 @@ def drop_arguments(
 ) -> list[dialect.LaunchOp]:
     """Drops arguments that nothing reads from a computation and all its launches; returns these anew."""
     block, attrs = body_block(function), dialect.argument_attrs(function)
-    kept = [n for n in range(len(attrs)) if n not in dropped]
+    remaining = [n for n in range(len(attrs)) if n not in dropped]
     for n in sorted(dropped, reverse=True):
         block.erase_argument(n)
     set_signature(function, [a.type for a in block.arguments], function.type.results)
-    dialect.set_argument_attrs(function, [attrs[n] for n in kept])
+    dialect.set_argument_attrs(function, [attrs[n] for n in remaining])
     renewed = []
     for launch in launches:
-        new = launch.rebuilt([launch.operands[n] for n in kept])
+        new = launch.rebuilt([launch.operands[n] for n in remaining])
         replace(launch, new.results)
         renewed.append(new)
     return renewed
@@ -152,9 +152,9 @@ def merge_equal_functions(module: ir.Module) -> None:
         # In local scope attributes are written out: aliases have numbers of the whole module.
         text = op.operation.get_asm(use_local_scope=True)
         head, _, rest = text.partition(f"@{name}(")
-        kept = first.setdefault(head + "@(" + rest, name)
-        if kept != name:
-            replaced[name] = kept
+        first_name = first.setdefault(head + "@(" + rest, name)
+        if first_name != name:
+            replaced[name] = first_name
     if not replaced:
         return
     for op in list(module.body.operations):

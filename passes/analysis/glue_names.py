@@ -56,9 +56,9 @@ class GlueNames:
 
     def functions(self, location: ir.Location) -> _Path:
         """Returns the functions whose calls led to a location, from the program on."""
-        known = self._functions.get(location)
-        if known is not None:
-            return known
+        path = self._functions.get(location)
+        if path is not None:
+            return path
         called: _Path = ()
         match location:
             case ir.CallSiteLoc():

@@ -54,11 +54,11 @@ def uses_memory_kinds(program: ProgramView) -> bool:
     )
 
 
-def kinds_of_values(program: ProgramView, known: Mapping[ir.Value, Kind]) -> dict[ir.Value, Kind]:
+def kinds_of_values(program: ProgramView, overrides: Mapping[ir.Value, Kind]) -> dict[ir.Value, Kind]:
     """Returns the memory kind of each value of a program whose operations are launches, transfers and loops.
 
     Args:
-      known: results of launches whose memory kinds are known otherwise.
+      overrides: results of launches whose memory kinds are known otherwise.
 
     Raises:
       PassFailure: an operation joins values in different memories.
@@ -71,8 +71,8 @@ def kinds_of_values(program: ProgramView, known: Mapping[ir.Value, Kind]) -> dic
     for op, read, produced in zip(program.ops, program.reads, program.produces, strict=True):
         operands = tuple(kinds[value] for value in read)
         if isinstance(op, LaunchOp):
-            found = computed.of_function(op.callee, operands)
-            results = [known.get(value, kind) for value, kind in zip(produced, found, strict=True)]
+            inferred = computed.of_function(op.callee, operands)
+            results = [overrides.get(value, kind) for value, kind in zip(produced, inferred, strict=True)]
         elif op_has(op, Trait.SPREADS):
             results = list(operands)
         else:
@@ -89,19 +89,19 @@ class _ComputedKinds:
 
     def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:
         self._symbols = symbols
-        self._known: dict[tuple[str, Kinds], Kinds] = {}
+        self._kinds: dict[tuple[str, Kinds], Kinds] = {}
 
     def of_function(self, name: str, operands: Kinds) -> Kinds:
         """Returns the memory kinds of the results of a function, given the kinds of its arguments."""
         # Other kinds than that of `jax.memory.Space.Host` are in no type of JAX: nothing inherits them.
         operands = tuple(kind if kind == HOST_MEMORY else None for kind in operands)
         key = name, operands
-        if key not in self._known:
+        if key not in self._kinds:
             function = self._symbols[name]
             # Before its body is read: this ends the recursion where functions call each other.
-            self._known[key] = (None,) * len(function.type.results)
-            self._known[key] = self._of_block(body_block(function), operands, {})
-        return self._known[key]
+            self._kinds[key] = (None,) * len(function.type.results)
+            self._kinds[key] = self._of_block(body_block(function), operands, {})
+        return self._kinds[key]
 
     def _of_block(self, block: ir.Block, arguments: Sequence[Kind], outer: dict[ir.Value, Kind]) -> Kinds:
         """Returns the memory kinds of the values that a block returns."""

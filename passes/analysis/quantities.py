@@ -54,56 +54,56 @@ class QuantityReader:
         """`s` for seconds, or `units`, also when there was nothing but zeros."""
         return self._unit or UNITS
 
-    def time(self, value: Any, where: str) -> float:
-        """Reads a time; `where` names its entry.
+    def time(self, value: Any, entry: str) -> float:
+        """Reads a time; `entry` is its name in errors.
 
         Raises:
           TimesError: it is none, or in another unit.
         """
-        return self._number(value, where, _SECONDS, "5us")
+        return self._number(value, entry, _SECONDS, "5us")
 
-    def rate(self, value: Any, where: str) -> float:
-        """Reads a number of bytes in a time; `where` names its entry.
+    def rate(self, value: Any, entry: str) -> float:
+        """Reads a number of bytes in a time; `entry` is its name in errors.
 
         Raises:
           TimesError: it is none, or in another unit.
         """
-        return self._number(value, where, _RATES, "10GB/s")
+        return self._number(value, entry, _RATES, "10GB/s")
 
-    def _number(self, value: Any, where: str, suffixes: Mapping[str, float], example: str) -> float:
-        number, suffix = _split(value, where, suffixes, example)
+    def _number(self, value: Any, entry: str, suffixes: Mapping[str, float], example: str) -> float:
+        number, suffix = _split(value, entry, suffixes, example)
         if not math.isfinite(number) or number < 0:
-            raise TimesError(f"{where}: must be a number from 0 up, got {value}")
+            raise TimesError(f"{entry}: must be a number from 0 up, got {value}")
         unit = SECONDS if suffix else UNITS
         if number:
             if self._unit is None:
-                self._unit, self._first = unit, f"'{where}' is"
+                self._unit, self._first = unit, f"'{entry}' is"
             if unit != self._unit:
                 kinds = {SECONDS: "in seconds", UNITS: "in time units"}
-                raise TimesError(f"{where}: is {kinds[unit]}, but {self._first} {kinds[self._unit]}")
+                raise TimesError(f"{entry}: is {kinds[unit]}, but {self._first} {kinds[self._unit]}")
         return number * suffixes.get(suffix, 1.0)
 
 
-def read_bytes(text: str, where: str) -> int:
-    """Reads a number of bytes, such as `512MiB`, rounded down; `where` names its entry.
+def read_bytes(text: str, entry: str) -> int:
+    """Reads a number of bytes, such as `512MiB`, rounded down; `entry` is its name in errors.
 
     Raises:
       TimesError: it is none, or less than one byte.
     """
-    number, suffix = _split(text, where, _SIZES, "512MiB")
+    number, suffix = _split(text, entry, _SIZES, "512MiB")
     size = number * _SIZES.get(suffix, 1.0)
     if not 1 <= size < 1 << 62:
-        raise TimesError(f"{where}: must be at least one byte, got {text}")
+        raise TimesError(f"{entry}: must be at least one byte, got {text}")
     return int(size)
 
 
-def _split(value: Any, where: str, suffixes: Mapping[str, float], example: str) -> tuple[float, str]:
+def _split(value: Any, entry: str, suffixes: Mapping[str, float], example: str) -> tuple[float, str]:
     """Returns the number and the suffix of a quantity."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return (math.inf if abs(value) > sys.float_info.max else float(value)), ""
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise TimesError(f'{where}: expected a number or a string such as "{example}", got {value!r}')
+        raise TimesError(f'{entry}: expected a number or a string such as "{example}", got {value!r}')
     if match[2] and match[2] not in suffixes:
-        raise TimesError(f"{where}: unknown suffix '{match[2]}'; known are {', '.join(suffixes)}")
+        raise TimesError(f"{entry}: unknown suffix '{match[2]}'; known are {', '.join(suffixes)}")
     return float(match[1]), match[2] or ""

@@ -59,7 +59,7 @@ class RuleReader:
     """Reader of attached rules, each distinct one once."""
 
     def __init__(self) -> None:
-        self._known: dict[ir.Attribute, ShardingRule] = {}
+        self._rules: dict[ir.Attribute, ShardingRule] = {}
 
     def of(self, op: ir.OpView) -> ShardingRule | None:
         """Returns the rule of an operation; None where it has none, or is a custom call."""
@@ -72,22 +72,22 @@ class RuleReader:
         attribute = attribute_of(op, RULE)
         if attribute is None or name == "stablehlo.custom_call":
             return None
-        if attribute not in self._known:
-            self._known[attribute] = _read(sdy.OpShardingRuleAttr(attribute))
-        return self._known[attribute]
+        if attribute not in self._rules:
+            self._rules[attribute] = _read(sdy.OpShardingRuleAttr(attribute))
+        return self._rules[attribute]
 
 
 def _read(rule: sdy.OpShardingRuleAttr) -> ShardingRule:
-    whole = {*rule.reduction_factors, *rule.need_replication_factors, *rule.permutation_factors}
+    undivided = {*rule.reduction_factors, *rule.need_replication_factors, *rule.permutation_factors}
     return ShardingRule(
-        [_dims(mapping, whole) for mapping in rule.operand_mappings],
-        [_dims(mapping, whole) for mapping in rule.result_mappings],
+        [_dims(mapping, undivided) for mapping in rule.operand_mappings],
+        [_dims(mapping, undivided) for mapping in rule.result_mappings],
     )
 
 
-def _dims(mapping: ir.Attribute, whole: Collection[int]) -> Dims:
+def _dims(mapping: ir.Attribute, undivided: Collection[int]) -> Dims:
     factors = [sdy.DimMappingAttr(dim).factor_indices for dim in sdy.TensorMappingAttr(mapping).dim_mappings]
-    return tuple(each[0] if len(each) == 1 and each[0] not in whole else None for each in factors)
+    return tuple(each[0] if len(each) == 1 and each[0] not in undivided else None for each in factors)
 
 
 def _of_barrier(op: ir.OpView) -> ShardingRule:

@@ -58,7 +58,7 @@ class Times:
       stages: by stage and kind.
       computations: by name of the computation.
       launches: by label of the launch.
-      whole: stages with only one half of a backward, such as a first stage: it takes what a backward takes.
+      unsplit: stages with only one half of a backward, such as a first stage, which takes the whole time.
     """
 
     unit: str = UNITS
@@ -66,13 +66,13 @@ class Times:
     stages: Mapping[int, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     computations: Mapping[str, float] = dataclasses.field(default_factory=dict)
     launches: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    whole: frozenset[int | None] = frozenset()
+    unsplit: frozenset[int | None] = frozenset()
 
     def in_program(self, launches: Iterable[Timed]) -> Self:
         """Returns the same times, with the halves that occur in the launches of a program."""
         halves = {(o.stage, o.part) for launch in launches for o in launch.origins if o.part is not None}
         stages = [stage for stage, _ in halves]
-        return dataclasses.replace(self, whole=frozenset(s for s in stages if stages.count(s) == 1))
+        return dataclasses.replace(self, unsplit=frozenset(s for s in stages if stages.count(s) == 1))
 
     def of(self, launch: Timed) -> float:
         """Returns the duration of a launch.
@@ -89,7 +89,7 @@ class Times:
         return sum(self._of_call(call, launch.label) / (call.pieces or 1) for call in launch.origins)
 
     def _of_call(self, call: Origin, label: str) -> float:
-        if call.stage in self.whole:
+        if call.stage in self.unsplit:
             call = dataclasses.replace(call, part=None)
         at_stage = {} if call.stage is None else self.stages.get(call.stage, {})
         for table in (at_stage, self.kinds):
@@ -125,7 +125,7 @@ def times_of(
         seconds mixed.
     """
     named = [launch.computation for launch in launches] if computations is None else computations
-    known: dict[str, tuple[str, Iterable[str]]] = {
+    names_by_section: dict[str, tuple[str, Iterable[str]]] = {
         "kinds": ("kind", KINDS),
         "computations": ("computation", named),
         "launches": ("launch", [launch.label for launch in launches]),
@@ -134,7 +134,7 @@ def times_of(
     reader = QuantityReader()
     tables = {
         section: _read_table(reader, durations.get(section, {}), section, *names)
-        for section, names in known.items()
+        for section, names in names_by_section.items()
     }
     calls = [origin for launch in launches for origin in launch.origins]
     present = dict.fromkeys(str(call.stage) for call in calls if call.stage is not None)
@@ -148,17 +148,17 @@ def times_of(
 
 
 def _read_table(
-    reader: QuantityReader, table: Any, where: str, kind: str, names: Iterable[str]
+    reader: QuantityReader, table: Any, entry: str, kind: str, names: Iterable[str]
 ) -> dict[str, float]:
-    _check_names(table, names, f"{where}: there is no {kind}")
-    return {name: reader.time(value, f"{where}, {name}") for name, value in table.items()}
+    _check_names(table, names, f"{entry}: there is no {kind}")
+    return {name: reader.time(value, f"{entry}, {name}") for name, value in table.items()}
 
 
 def _check_names(mapping: Any, names: Iterable[str], complaint: str) -> None:
     if not isinstance(mapping, Mapping):
-        where, colon, _ = complaint.partition(": ")
-        raise TimesError(f"{where if colon else 'times'}: expected an object, got {shown(mapping)}")
-    known = list(dict.fromkeys(names))
+        entry, colon, _ = complaint.partition(": ")
+        raise TimesError(f"{entry if colon else 'times'}: expected an object, got {shown(mapping)}")
+    choices = list(dict.fromkeys(names))
     for name in mapping:
-        if name not in known:
-            raise TimesError(f"{complaint} '{name}'{did_you_mean(str(name), known)}")
+        if name not in choices:
+            raise TimesError(f"{complaint} '{name}'{did_you_mean(str(name), choices)}")

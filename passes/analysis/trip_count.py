@@ -45,14 +45,14 @@ def linear(value: ir.Value) -> Linear:
     return _linear(value, {})
 
 
-def _linear(value: ir.Value, known: dict[ir.Value, Linear]) -> Linear:
+def _linear(value: ir.Value, expressions: dict[ir.Value, Linear]) -> Linear:
     # A chain of values that are read twice has exponentially many paths.
-    if value not in known:
-        known[value] = _expressed(value, known)
-    return known[value]
+    if value not in expressions:
+        expressions[value] = _expressed(value, expressions)
+    return expressions[value]
 
 
-def _expressed(value: ir.Value, known: dict[ir.Value, Linear]) -> Linear:
+def _expressed(value: ir.Value, expressions: dict[ir.Value, Linear]) -> Linear:
     if isinstance(value, ir.BlockArgument):
         return Linear(value, 1, 0)
     op = value.owner
@@ -65,12 +65,12 @@ def _expressed(value: ir.Value, known: dict[ir.Value, Linear]) -> Linear:
             (operand,) = op.operands
             if not (_is_integer(value.type) and _is_integer(operand.type)):
                 return itself
-            found = _linear(operand, known)
+            source = _linear(operand, expressions)
             # A number that the type does not hold becomes another one.
-            held = _range(operand.type) if found.factor else (found.offset, found.offset + 1)
-            return found if _holds(_range(value.type), held) else itself
+            held = _range(operand.type) if source.factor else (source.offset, source.offset + 1)
+            return source if _holds(_range(value.type), held) else itself
         case "stablehlo.add" | "stablehlo.subtract" | "stablehlo.multiply" if _is_integer(value.type):
-            return _combined(op.name, *(_linear(operand, known) for operand in op.operands)) or itself
+            return _combined(op.name, *(_linear(operand, expressions) for operand in op.operands)) or itself
     return itself
 
 
@@ -124,8 +124,8 @@ def trip_count_of(loop: ir.OpView) -> TripCount | None:
     test = list(cond.operations)[-1].operands[0]
     if isinstance(test, ir.BlockArgument) or test.owner.name != "stablehlo.compare":
         return None
-    known: dict[ir.Value, Linear] = {}
-    left, right = (_by_iteration(_linear(side, known), cond, counters) for side in test.owner.operands)
+    expressions: dict[ir.Value, Linear] = {}
+    left, right = (_by_iteration(_linear(side, expressions), cond, counters) for side in test.owner.operands)
     if left is None or right is None:
         return None
     # The difference of both sides is compared with 0.
@@ -134,21 +134,21 @@ def trip_count_of(loop: ir.OpView) -> TripCount | None:
     if count is None or not all(_fits(loop.operands[n].type, c, count) for n, c in counters.items()):
         return None
     # The test is computed in types of its own.
-    for value, found in known.items():
-        of_iteration = _by_iteration(found, cond, counters)
+    for value, expression in expressions.items():
+        of_iteration = _by_iteration(expression, cond, counters)
         if of_iteration is None or not _fits(value.type, of_iteration, count):
             return None
     return TripCount(count, counters)
 
 
-def _by_iteration(found: Linear, cond: ir.Block, counters: dict[int, Linear]) -> Linear | None:
+def _by_iteration(expression: Linear, cond: ir.Block, counters: dict[int, Linear]) -> Linear | None:
     """Returns an integer of a condition as a function of the iteration; None if other values are read."""
-    if found.factor == 0:
-        return found
-    if not isinstance(found.variable, ir.BlockArgument) or found.variable.owner != cond:
+    if expression.factor == 0:
+        return expression
+    if not isinstance(expression.variable, ir.BlockArgument) or expression.variable.owner != cond:
         return None
-    counter = counters.get(found.variable.arg_number)
-    return None if counter is None else found.of(None, counter.factor, counter.offset)
+    counter = counters.get(expression.variable.arg_number)
+    return None if counter is None else expression.of(None, counter.factor, counter.offset)
 
 
 def _counters(inits: Sequence[ir.Value], body: ir.Block) -> dict[int, Linear]:

@@ -35,15 +35,15 @@ class WorkEstimate:
 
     def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:
         self._symbols = symbols
-        self._known: dict[str, int] = {}
+        self._work: dict[str, int] = {}
 
     def of(self, computation: str) -> int:
         """Returns the operations of a computation; 0 for one that is only declared."""
-        if computation not in self._known:
-            self._known[computation] = 0
+        if computation not in self._work:
+            self._work[computation] = 0
             blocks = self._symbols[computation].regions[0].blocks
-            self._known[computation] = self._block(blocks[0]) if blocks else 0
-        return self._known[computation]
+            self._work[computation] = self._block(blocks[0]) if blocks else 0
+        return self._work[computation]
 
     def _block(self, block: ir.Block) -> int:
         return sum(self.of_operation(op) for op in block.operations)

@@ -157,7 +157,7 @@ class _HostFunction:
         self.host = host
         self.values: dict[ir.Value, ir.Value] = {}
         """The values of the program that the host has, each with its value in the function."""
-        self.kept: list[ir.Value] = []
+        self.released_last: list[ir.Value] = []
         """Values that are released at the end."""
         self.position = 0
 
@@ -187,8 +187,8 @@ class _HostFunction:
         for op in ops:
             self.copy(op)
         location = self.program.terminator.operation.location
-        if self.kept:
-            dialect.ReleaseOp.build(self.kept, loc=location, ip=self.ip)
+        if self.released_last:
+            dialect.ReleaseOp.build(self.released_last, loc=location, ip=self.ip)
         func.ReturnOp([self.values[value] for _, value in returned], loc=location, ip=self.ip)
         numbers = self.split.numbers
         dialect.set_argument_attrs(
@@ -202,8 +202,8 @@ class _HostFunction:
 
     def port(self, attrs: Attributes, number: int) -> dict[str, ir.Attribute]:
         """Returns the attributes of an argument or a result on the host."""
-        kept = {name: value for name, value in attrs.items() if name != REPLACED_BY}
-        return {**kept, SLICE: dialect.make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
+        rest = {name: value for name, value in attrs.items() if name != REPLACED_BY}
+        return {**rest, SLICE: dialect.make_slices(self.here(attrs)), NUMBER: NATURAL.make(number)}
 
     def arguments(self, returned: Sequence[ir.Value]) -> list[int]:
         """Returns the numbers of the arguments that the host reads or must release."""
@@ -271,7 +271,7 @@ class _HostFunction:
         for value in release.operands:
             if value in self.values:
                 lasts = not self.split.sent[self.host].isdisjoint(parts_of(value))
-                (self.kept if lasts else now).append(self.values[value])
+                (self.released_last if lasts else now).append(self.values[value])
         if now:
             release.rebuilt(now, ip=self.ip)
 

@@ -24,15 +24,17 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
     (condition,), (body,) = (region.blocks for region in loop.regions)
     # Values that stay the same need no carry: iterations read what the loop starts from.
     following = list(list(body.operations)[-1].operands)
-    kept = [n for n, argument in enumerate(body.arguments) if following[n] != argument]
+    changing = [n for n, argument in enumerate(body.arguments) if following[n] != argument]
     for n, init in enumerate(list(loop.operands)):
-        if n not in kept:
+        if n not in changing:
             for value in (condition.arguments[n], body.arguments[n], loop.results[n]):
                 value.replace_all_uses_with(init)
-    inits = [loop.operands[n] for n in kept]
+    inits = [loop.operands[n] for n in changing]
     with ir.InsertionPoint(loop), location:
-        zero, one, most = map(integer, (0, 1, count))
-        goes_on = _copied(condition, dict(zip((condition.arguments[n] for n in kept), inits, strict=True)))[0]
+        zero, step, most = map(integer, (0, 1, count))
+        goes_on = _copied(
+            condition, dict(zip((condition.arguments[n] for n in changing), inits, strict=True))
+        )[0]
         passed = [zero, stablehlo.not_(goes_on), *inits]
         types = [value.type for value in passed]
         chunk = stablehlo.WhileOp(types, passed)
@@ -44,17 +46,17 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
     with ir.InsertionPoint(blocks[1]), location:
         counter, done, *values = blocks[1].arguments
         iteration = on_condition(done, types[1:])
-        stablehlo.ReturnOp([stablehlo.add(counter, one), *iteration.results])
+        stablehlo.ReturnOp([stablehlo.add(counter, step), *iteration.results])
     # The branch of False comes first, which is that of a loop that has not ended.
     something, nothing = (region.blocks[0] for region in iteration.regions)
     with ir.InsertionPoint(nothing), location:
         stablehlo.ReturnOp([done, *values])
     with ir.InsertionPoint(something), location:
-        returned = _copied(body, dict(zip((body.arguments[n] for n in kept), values, strict=True)))
-        new = [returned[n] for n in kept]
-        more = _copied(condition, dict(zip((condition.arguments[n] for n in kept), new, strict=True)))
+        returned = _copied(body, dict(zip((body.arguments[n] for n in changing), values, strict=True)))
+        new = [returned[n] for n in changing]
+        more = _copied(condition, dict(zip((condition.arguments[n] for n in changing), new, strict=True)))
         stablehlo.ReturnOp([stablehlo.not_(*more), *new])
-    for n, result in zip(kept, list(chunk.results)[2:], strict=True):
+    for n, result in zip(changing, list(chunk.results)[2:], strict=True):
         loop.results[n].replace_all_uses_with(result)
     loop.operation.erase()
     return chunk

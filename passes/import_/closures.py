@@ -24,12 +24,12 @@ def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int)
     main, symbols = main_function(module), symbol_table(module)
     names: dict[ir.Attribute, str] = {}
     arguments: dict[str, ir.Value] = {}
-    taken = set(symbols)
+    used_names = set(symbols)
 
     def argument_for(value: ir.Attribute, location: ir.Location) -> ir.Value:
         if value not in names:
-            name = unique_name(f"k{len(names)}", taken)
-            taken.add(name)
+            name = unique_name(f"k{len(names)}", used_names)
+            used_names.add(name)
             names[value] = name
             ConstantOp.build(sym_name=name, value=value, loc=location, ip=ir.InsertionPoint(main))
             attrs = {CONSTANT: ir.FlatSymbolRefAttr.get(name)}
@@ -40,7 +40,7 @@ def hoist_constants(module: ir.Module, launches: Iterable[LaunchOp], limit: int)
     for launch in launches:
         launches_of.setdefault(launch.callee, []).append(launch)
     holders = (main, *(symbols[name] for name in launches_of))
-    constants = [(function, *found) for function in holders for found in _constants(function, limit)]
+    constants = [(function, *constant) for function in holders for constant in _constants(function, limit)]
     called = _called(symbols) if any(function is not main for function, _, _ in constants) else set()
     for function, op, value in constants:
         name = function.attributes["sym_name"].value

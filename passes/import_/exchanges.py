@@ -58,7 +58,7 @@ def place_exchanges(main: ir.OpView, exchanges: Sequence[BlockExchange]) -> None
     """
     by_op = {exchange.op.operation: exchange for exchange in exchanges}
     block = body_block(main)
-    known = {
+    slices_by_value = {
         argument: places
         for argument, places in zip(block.arguments, argument_slices(main), strict=True)
         if places is not None
@@ -66,23 +66,25 @@ def place_exchanges(main: ir.OpView, exchanges: Sequence[BlockExchange]) -> None
     of_number: dict[str, list[Slices]] = {}
     for op in block.operations if exchanges else ():
         if op.operation in by_op:
-            slices = _slices_of(by_op[op.operation], known, of_number)
+            slices = _slices_of(by_op[op.operation], slices_by_value, of_number)
             op.slices = slices
-            known.update((result, (place,)) for result, place in zip(op.results, slices, strict=True))
+            slices_by_value.update(
+                (result, (place,)) for result, place in zip(op.results, slices, strict=True)
+            )
             continue
         places = slices_of_op(op)
         if places is None:
-            read = (known[value] for value in captured(op) if value in known)
+            read = (slices_by_value[value] for value in captured(op) if value in slices_by_value)
             places = tuple(dict.fromkeys(place for some in read for place in some))
         if places:
-            known.update(dict.fromkeys(op.results, places))
+            slices_by_value.update(dict.fromkeys(op.results, places))
 
 
 def _slices_of(
-    exchange: BlockExchange, known: Mapping[ir.Value, Slices], of_number: dict[str, list[Slices]]
+    exchange: BlockExchange, slices_by_value: Mapping[ir.Value, Slices], of_number: dict[str, list[Slices]]
 ) -> Slices:
     """Returns the slices of an exchange."""
-    places = [known.get(value, ()) for value in exchange.op.operands]
+    places = [slices_by_value.get(value, ()) for value in exchange.op.operands]
     candidates = of_number.setdefault(exchange.number, [])
     if exchange.derived and candidates:
         # More than one if JAX has reused the trace of a function: then the exchange of the same blocks.
@@ -95,21 +97,21 @@ def _slices_of(
 def _checked(op: AllToAllOp, places: Sequence[Slices]) -> Slices:
     """Returns the slice of each block, all different."""
     for number, some in enumerate(places):
-        what = f"exchanges block {number} of type {op.operands[number].type}"
+        prefix = f"exchanges block {number} of type {op.operands[number].type}"
         if not some:
             fail(
                 op,
-                f"{what}, which is on no slice: let a function placed by pw.jit return it, whose slice takes "
-                "part",
+                f"{prefix}, which is on no slice: let a function placed by pw.jit return it, whose slice "
+                "takes part",
             )
         if len(some) > 1:
             names = " and ".join(f"@{s}" for s in some)
-            fail(op, f"{what}, which is on {names}: each block is on one slice, and so are its counts")
+            fail(op, f"{prefix}, which is on {names}: each block is on one slice, and so are its counts")
         if some in places[:number]:
             other = places.index(some)
             fail(
                 op,
-                f"{what} on @{some[0]}, where block {other} is already: each slice takes part once, so place "
-                "one of them on another slice",
+                f"{prefix} on @{some[0]}, where block {other} is already: each slice takes part once, so "
+                "place one of them on another slice",
             )
     return tuple(some[0] for some in places)

@@ -27,7 +27,7 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
     predicates = Predicates(conditions(traced.main))
     predicated: dict[tuple[str, tuple[int | None, ...]], str] = {}
     renamed: dict[str, str] = {}
-    taken = set(traced.symbols)
+    used_names = set(traced.symbols)
     for op in list(body_block(traced.main).operations):
         if op.operation.name != "func.call":
             continue
@@ -38,15 +38,15 @@ def make_launches(traced: TracedProgram) -> list[PlacedCall]:
             base = metadata.name or callee
             _check_nested(traced, callee, slice_name, base)
             base = base if metadata.kind == "fwd" else f"{base}_{metadata.kind}"
-            renamed[callee] = unique_name(base, taken - {callee})
-            taken.add(renamed[callee])
+            renamed[callee] = unique_name(base, used_names - {callee})
+            used_names.add(renamed[callee])
         operands, computation, branch = list(op.operands), renamed[callee], branch_of(op)
         if branch is not None:
             # Calls of one function may hand on different operands, and then need computations of their own.
             key = callee, tuple(map(handed_on.get, op.results))
             if key not in predicated:
-                predicated[key] = unique_name(f"{computation}_if", taken)
-                taken.add(predicated[key])
+                predicated[key] = unique_name(f"{computation}_if", used_names)
+                used_names.add(predicated[key])
             operands, computation = [predicates.of(branch), *operands], predicated[key]
         origin = Origin(metadata.kind, metadata.stage, when=branch is not None)
         launch = LaunchOp.build(

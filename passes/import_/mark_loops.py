@@ -34,13 +34,13 @@ class LoopMarker:
         reduced: dict[ir.Value, set[str]] = {}
         loops: dict[ir.Value, str] = {}
         """The loop of each value that is of one, as far as operations have been looked at."""
-        known = {name: op.results[0] for name, op in conditions(self.traced.main).items()}
+        flags = {name: op.results[0] for name, op in conditions(self.traced.main).items()}
         for op in list(body_block(self.traced.main).operations):
             metadata, reads = self.traced.metadata_of(op), captured(op)
             branch = branch_of(op)
             if branch is not None:
                 # An operation on a condition of an iteration belongs to that iteration.
-                reads.append(known[branch.condition])
+                reads.append(flags[branch.condition])
             # The loops that must have ended before this: none of them can be one that it belongs to.
             before: set[str] = set().union(*(reduced[v] for v in reads if v in reduced))
             if metadata.mark is not None:
@@ -71,8 +71,8 @@ class LoopMarker:
             elif loop is not None and not isinstance(op, PwOp):
                 set_loop(op, loop)
             if loop is not None:
-                own = loop_of_op(op)
-                loops.update((result, own) for result in op.results if own is not None)
+                result_loop = loop_of_op(op)
+                loops.update((result, result_loop) for result in op.results if result_loop is not None)
             if before:
                 reduced.update(dict.fromkeys(op.results, before))
 
@@ -87,8 +87,8 @@ class LoopMarker:
     def loop_read(self, op: ir.OpView, read: Iterable[str]) -> str | None:
         """Returns the innermost loop of an operation, by its mark and the loops of its operands."""
         loops = dict.fromkeys(read)
-        if not isinstance(op, PwOp) and (own := loop_of_op(op)) is not None:
-            loops[own] = None
+        if not isinstance(op, PwOp) and (marked := loop_of_op(op)) is not None:
+            loops[marked] = None
         innermost = max(loops, key=lambda loop: len(self.around(loop)), default=None)
         for loop in loops:
             self.check_inside(op, innermost, loop)
@@ -116,17 +116,17 @@ class LoopMarker:
         """Refuses loops over slices in loops over microbatches."""
         if not self.traced.symbols[inner].sequential or self.traced.symbols[loop].sequential:
             return
-        where = f"inside the function '{loop}' that was given to pw.accumulate"
+        place = f"inside the function '{loop}' that was given to pw.accumulate"
         if self.traced.symbols[inner].chunk is not None:
             fail(
                 self.traced.symbols[inner],
                 "is over several slices and has a trip count that is not known while tracing, "
-                f"{where}: place the function with the whole loop on one slice, or write the loop in Python "
+                f"{place}: place the function with the whole loop on one slice, or write the loop in Python "
                 f"over the most iterations that it may take, with a mask (jnp.where); see {NESTED_LOOPS}",
             )
         fail(
             self.traced.symbols[inner],
-            f"is a jax.lax.scan or fori_loop over several slices {where}: write that loop in Python, place "
+            f"is a jax.lax.scan or fori_loop over several slices {place}: write that loop in Python, place "
             "the function with the whole loop on one slice, or put pw.accumulate inside of the loop; see "
             f"{NESTED_LOOPS}",
         )
@@ -181,10 +181,10 @@ class LoopMarker:
             if value.type != call.results[0].type:
                 fail(call, f"{verb} {value.type}, but the result is {call.results[0].type}")
 
-    def check_blocks(self, call: ir.OpView, whole: ir.Value, block: ir.Value, loop: LoopOp) -> None:
+    def check_blocks(self, call: ir.OpView, value: ir.Value, block: ir.Value, loop: LoopOp) -> None:
         """Checks that microbatches are blocks of the leading dimension; jax.vmap puts another in front."""
         shapes = [
-            list(v.type.shape) if isinstance(v.type, ir.RankedTensorType) else [] for v in (whole, block)
+            list(v.type.shape) if isinstance(v.type, ir.RankedTensorType) else [] for v in (value, block)
         ]
         if not shapes[1] or list(whole_shape(shapes[1], 0, loop.count)) != shapes[0]:
             fail(call, f"is under jax.vmap: apply jax.vmap inside the function '{loop.sym_name}'")
@@ -200,12 +200,12 @@ class LoopMarker:
                 operations.append(stablehlo.broadcast_in_dim(rows, value, range(1, len(shape) + 1)))
                 operations.append(stablehlo.reshape(op.results[0].type, operations[0]))
             else:
-                whole = value
+                total = value
                 for _ in range(count - 1):
-                    whole = stablehlo.add(whole, value)
-                    operations.append(whole)
+                    total = stablehlo.add(total, value)
+                    operations.append(total)
         for result in operations:
             set_loop(result.owner.opview, loop)
-        whole = operations[-1] if operations else value
-        replace(op, [whole])
-        return whole
+        total = operations[-1] if operations else value
+        replace(op, [total])
+        return total

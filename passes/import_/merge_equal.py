@@ -7,7 +7,7 @@ from jaxlib.mlir import ir
 from pathways.dialect import PwOp, only_computes
 from pathways.passes.analysis.operations import EXPENSIVE, is_scalar, replace
 
-_KEPT = EXPENSIVE | {"stablehlo.optimization_barrier", "stablehlo.rng"}
+_LEFT_ALONE = EXPENSIVE | {"stablehlo.optimization_barrier", "stablehlo.rng"}
 """Operations that are left alone: their work counts, they keep others apart, or equal ones differ."""
 
 _TAKING = ("func.call", "func.return")
@@ -23,26 +23,26 @@ def merge_equal(block: ir.Block) -> None:
     Args:
       block: the body of `@main`, before anything of it is placed.
     """
-    known = {a for a in block.arguments if is_scalar(a)}
+    cheap = {a for a in block.arguments if is_scalar(a)}
     first: dict[object, ir.Value] = {}
     for op in list(block.operations):
-        if not only_computes(type(op)) or op.operation.name in _KEPT:
+        if not only_computes(type(op)) or op.operation.name in _LEFT_ALONE:
             continue
         operands = list(op.operands)
-        if not known.issuperset(operands) or len(op.results) != 1:
+        if not cheap.issuperset(operands) or len(op.results) != 1:
             continue
         result = op.results[0]
         try:
             attributes = tuple(op.attributes.items())
         except TypeError:
             # The bindings cannot hand out complex numbers.
-            known.add(result)
+            cheap.add(result)
             continue
         same = first.setdefault((type(op), result.type, *operands, *attributes), result)
         if same is not result and (is_scalar(result) or not _is_taken(result)):
             replace(op, [same])
         else:
-            known.add(result)
+            cheap.add(result)
 
 
 def _is_taken(value: ir.Value) -> bool:

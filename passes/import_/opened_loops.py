@@ -92,9 +92,9 @@ class OpenedLoop:
         if not any(True for _ in self.index.results[0].uses):
             self.index.operation.erase()
 
-    def blocks(self, start: Sequence[ir.Value], whole: ir.Value, block: Sequence[int]) -> Linear | None:
+    def blocks(self, start: Sequence[ir.Value], value: ir.Value, block: Sequence[int]) -> Linear | None:
         """Returns the start of blocks of whole rows, by the iteration, if they cover a value; else None."""
-        shape = list(ir.RankedTensorType(whole.type).shape)
+        shape = list(ir.RankedTensorType(value.type).shape)
         if not shape or shape[0] != block[0] * self.trips.count or shape[1:] != list(block[1:]):
             return None
         first, *offsets = (linear(number) for number in start)
@@ -113,17 +113,17 @@ class OpenedLoop:
 
     def split(self, op: ir.OpView) -> None:
         """Replaces a slice at the rows of an iteration by a `pw.split`."""
-        whole, *start = op.operands
+        value, *start = op.operands
         shape = list(ir.RankedTensorType(op.results[0].type).shape)
-        first = self.blocks(start, whole, shape)
+        first = self.blocks(start, value, shape)
         # Blocks of several rows would have to be reversed as blocks, not row by row.
         if first is None or (first.factor < 0 and not self.is_reversed(first, shape[0])):
             return
         if first.factor < 0:
             with ir.InsertionPoint(self.index), self.location:
-                whole = stablehlo.reverse(whole, [0])
+                value = stablehlo.reverse(value, [0])
         split = SplitOp.build(
-            [whole],
+            [value],
             [op.results[0].type],
             loop=self.loop.sym_name,
             loc=op.operation.location,
@@ -147,7 +147,7 @@ class OpenedLoop:
         first = self.blocks(start, value, shape)
         if first is None or (first.factor < 0 and not self.is_reversed(first, shape[0])):
             return None
-        whole = ReduceOp.build(
+        concatenation = ReduceOp.build(
             [rows],
             [value.type],
             kind="concat",
@@ -158,13 +158,13 @@ class OpenedLoop:
         ).results[0]
         # The return of the body, which goes with the loop, is a use that would keep the write from being
         # erased.
-        list(self.body.operations)[-1].operands[self._position(carry)] = whole
+        list(self.body.operations)[-1].operands[self._position(carry)] = concatenation
         op.erase()
         carry.operation.erase()
         if first.factor > 0:
-            return whole
+            return concatenation
         with ir.InsertionPoint(self.op), self.location:
-            return stablehlo.reverse(whole, [0])
+            return stablehlo.reverse(concatenation, [0])
 
     def _position(self, carry: CarryOp) -> int:
         return next(n for n, other in self.carries.items() if other is carry)
@@ -187,7 +187,7 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
     producer = {result: n for n, op in enumerate(operations) for result in op.results}
     handed_on = {producer[op.operands[0]]: n for n, op in enumerate(operations) if isinstance(op, NextOp)}
     memo: dict[str, bool] = {}
-    known = {name: op.results[0] for name, op in conditions(main).items()}
+    flags = {name: op.results[0] for name, op in conditions(main).items()}
     pending = [len(operations) - 1]
     pending += [
         n for n, op in enumerate(operations) if isinstance(op, UntilOp) or has_side_effect(op, symbols, memo)
@@ -200,7 +200,7 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
         live.add(n)
         pending += [producer[value] for value in captured(operations[n]) if value in producer]
         if (branch := branch_of(operations[n])) is not None:
-            pending.append(producer[known[branch.condition]])
+            pending.append(producer[flags[branch.condition]])
         if n in handed_on:
             pending.append(handed_on[n])
     # Only carries, and what reads them: all other dead code is left to `pw-dce`.
@@ -209,7 +209,7 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
     for n, op in enumerate(operations):
         branch = branch_of(op)
         # An operation reads the condition of its branch, too.
-        read = captured(op) if branch is None else [*captured(op), known[branch.condition]]
+        read = captured(op) if branch is None else [*captured(op), flags[branch.condition]]
         if n not in live and (n in handed_on or not values.isdisjoint(read)):
             dead.append(n)
             values.update(op.results)

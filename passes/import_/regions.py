@@ -137,16 +137,16 @@ class _RegionMover:
         """Refuses loops whose trip count depends on values where they cannot be in chunks."""
         calls = self.traced.calls_inside(op, set())
         if around is not None:
-            where = "inside of another one"
+            place = "inside of another one"
             remedy = (
                 "place the function with the whole inner loop on one slice, write the outer loop in Python, "
                 "or use jax.lax.scan with a mask for the inner one"
             )
         elif branch_of(op) is not None:
-            where = "inside of a branch (jax.lax.cond, switch)"
+            place = "inside of a branch (jax.lax.cond, switch)"
             remedy = "place the function with the whole loop on one slice, or use jax.lax.scan with a mask"
         elif any(self.traced.metadata_of(inner).loop is not None for inner in calls):
-            where = "with a pw.accumulate in it"
+            place = "with a pw.accumulate in it"
             remedy = (
                 "write that loop in Python, around calls of the program, or use jax.lax.scan or fori_loop "
                 "with a known number of iterations"
@@ -155,7 +155,7 @@ class _RegionMover:
             return
         fail(
             self.traced.reason_inside(op),
-            f"is in a loop over several slices whose trip count is not known while tracing, {where}: {remedy}"
+            f"is in a loop over several slices whose trip count is not known while tracing, {place}: {remedy}"
             f"; see {NESTED_LOOPS}",
         )
 

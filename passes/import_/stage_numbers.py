@@ -132,13 +132,13 @@ def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collecti
     # Backward calls meet the forward calls they stem from in reverse.
     numbered = {id(call) for call, _ in levels}
     for call in placed:
-        known = stages.get(call.differentiated if call.kind == "bwd" else call.identity, [])
-        if id(call) in numbered or not known:
+        call_stages = stages.get(call.differentiated if call.kind == "bwd" else call.identity, [])
+        if id(call) in numbered or not call_stages:
             continue
         if call.kind == "bwd":
             # Rotated: the next backward call gets the stage before this one, and after the first the last.
-            known.insert(0, known.pop())
-        call.set_stage(known[0], anew=call.launch.loop in counted)
+            call_stages.insert(0, call_stages.pop())
+        call.set_stage(call_stages[0], anew=call.launch.loop in counted)
     for call in placed:
         call.launch.origins = (call.origin,)
 
@@ -217,8 +217,8 @@ def _find_gradients(
     trained = {call.differentiated for call in backward.values()}
     first: dict[tuple[str, str], int] = {}
     last: dict[tuple[str, str], int] = {}
-    for one in forward:
-        of, depth = one.call.identity, one.level.depth
+    for forward_call in forward:
+        of, depth = forward_call.call.identity, forward_call.level.depth
         first[of], last[of] = min(depth, first.get(of, depth)), max(depth, last.get(of, depth))
     needed = {
         call.launch.operation
@@ -227,7 +227,7 @@ def _find_gradients(
     }
     into: dict[ir.Value, float] = {}
     """How late what reads a value is: the depth of the stage, for backward calls, or beyond all of them."""
-    found: list[PlacedCall] = []
+    gradients: list[PlacedCall] = []
     for op in reversed(list(body_block(main).operations)) if backward else ():
         if loop_of_op(op) not in loops:
             continue
@@ -239,26 +239,26 @@ def _find_gradients(
             # The backward of a stage leads to those of earlier ones. If it leads to a later one, or to the
             # forward, these need it to compute a value: it is a gradient.
             if leads > last.get(call.differentiated, len(forward)):
-                found.append(call)
+                gradients.append(call)
                 leads = math.inf
             leads = max(leads, first.get(call.differentiated, -1))
         for value in captured(op) if leads >= 0 else ():
             into[value] = max(leads, into.get(value, -1))
-    for call in found:
+    for call in gradients:
         call.make_gradient()
-    return bool(found)
+    return bool(gradients)
 
 
 def _joined(forward: Sequence[_Forward]) -> list[_Forward]:
     """Joins side branches: calls join the next level of their place if all their readers are as late."""
     joined = list(forward)
     readers: list[list[int]] = [[] for _ in joined]
-    for n, one in enumerate(joined):
-        for other in one.reads:
+    for n, member in enumerate(joined):
+        for other in member.reads:
             readers[other].append(n)
     members: dict[_Level, list[int]] = {}
-    for n, one in enumerate(joined):
-        members.setdefault(one.level, []).append(n)
+    for n, member in enumerate(joined):
+        members.setdefault(member.level, []).append(n)
     following: dict[tuple[str, bool, int | None], _Level] = {}
     for level in sorted(members, key=_sorted_by, reverse=True):
         reading = {r for n in members[level] for r in readers[n]} - set(members[level])

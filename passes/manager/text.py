@@ -232,8 +232,8 @@ class _PipelineParser:
             option, value = written[1], written[2]
             key = option.replace("-", "_")
             if key not in fields:
-                known = [field.replace("_", "-") for field in fields]
-                hint = did_you_mean(option, known) or f"; it has {', '.join(known) or 'none'}"
+                option_names = [field.replace("_", "-") for field in fields]
+                hint = did_you_mean(option, option_names) or f"; it has {', '.join(option_names) or 'none'}"
                 self.fail(f"'{name}' has no option '{option}'{hint}", position)
             if key in values:
                 self.fail(f"option '{option}' of '{name}' is given twice", position)

@@ -75,11 +75,13 @@ class _Pruner:
         if not any(used) and not computation_has_effect(callee, self.symbols, self.effects):
             launch.operation.erase()
             return
-        name, kept = self.variant(callee, used)
-        if name == callee and len(kept) == len(launch.operands):
+        name, remaining = self.variant(callee, used)
+        if name == callee and len(remaining) == len(launch.operands):
             return
         results = [r for r, keep in zip(launch.results, used, strict=True) if keep]
-        smaller = launch.rebuilt([launch.operands[n] for n in kept], [r.type for r in results], callee=name)
+        smaller = launch.rebuilt(
+            [launch.operands[n] for n in remaining], [r.type for r in results], callee=name
+        )
         for old, new in zip(results, smaller.results, strict=True):
             old.replace_all_uses_with(new)
         launch.operation.erase()
@@ -115,16 +117,16 @@ class _Pruner:
                 op, self.symbols, self.effects
             ):
                 op.operation.erase()
-        kept = [n for n, a in enumerate(block.arguments) if any(True for _ in a.uses)]
+        remaining = [n for n, a in enumerate(block.arguments) if any(True for _ in a.uses)]
         for n in reversed(range(len(block.arguments))):
-            if n not in kept:
+            if n not in remaining:
                 block.erase_argument(n)
         set_signature(function, [a.type for a in block.arguments], [v.type for v in returned])
-        dialect.set_argument_attrs(function, [all_argument_attrs[n] for n in kept])
+        dialect.set_argument_attrs(function, [all_argument_attrs[n] for n in remaining])
         dialect.set_result_attrs(
             function, [a for a, keep in zip(all_result_attrs, used, strict=True) if keep]
         )
-        return kept
+        return remaining
 
 
 def _drop_unused_constants(module: ir.Module, main: ir.OpView) -> None:

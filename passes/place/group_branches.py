@@ -60,10 +60,10 @@ class GroupBranches(Pass):
 
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
-        known = conditions(main)
+        conditions_by_name = conditions(main)
         for op in body_block(main).operations:
             branch = branch_of(op)
-            if branch is not None and branch.condition not in known:
+            if branch is not None and branch.condition not in conditions_by_name:
                 fail(op, f"is of the branch '{branch.condition}', but no operation is its `{CONDITION}`")
         symbols, effects = symbol_table(module), dict[str, bool]()
 
@@ -72,12 +72,12 @@ class GroupBranches(Pass):
             is_cheap = op.operation.name not in EXPENSIVE and not op.regions
             return MIRRORED in op.attributes and is_cheap and not has_side_effect(op, symbols, effects)
 
-        if not known:
+        if not conditions_by_name:
             return
         block = _Operations(main)
         # Inner conditions first: they are operations of the branch around by then.
-        for name in reversed(list(known)):
-            _group(block, known[name], name, is_free)
+        for name in reversed(list(conditions_by_name)):
+            _group(block, conditions_by_name[name], name, is_free)
         block.sort_main()
 
 
@@ -211,8 +211,8 @@ class _Members(NamedTuple):
 def _group(block: _Operations, condition: ir.OpView, name: str, is_free: Callable[[ir.OpView], bool]) -> None:
     """Groups the operations on one condition."""
     members = _read(block, condition, name, is_free)
-    where = [k for k, n in enumerate(block.order) if n in members.branches or n in members.selects]
-    first, end = (where[0], where[-1] + 1) if where else (0, 0)
+    positions = [k for k, n in enumerate(block.order) if n in members.branches or n in members.selects]
+    first, end = (positions[0], positions[-1] + 1) if positions else (0, 0)
     touched = block.order[first:end]
     groups: dict[_Place, list[int]] = {}
     for n, place in _places(block, members, touched).items():
@@ -256,18 +256,18 @@ def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> di
       members: the operations to group.
       touched: those between the first and the last of these, in order.
     """
-    known: dict[ir.Value, _Place] = {}
+    place_of_value: dict[ir.Value, _Place] = {}
     places: dict[int, _Place] = {}
     for n in touched:
         op = block.operations[n]
-        before = [known[value] for value in block.reads[n] if value in known]
+        before = [place_of_value[value] for value in block.reads[n] if value in place_of_value]
         if not before and not members.has(n):
             continue
         # What is of no group has a key of its own, so that a path through it raises the level: else a group
         # would have to wait for its own results.
         key = _key(op) if members.has(n) else _GroupKey((), False, None, n)
         place = _Place(key, max((p.level + (p.key != key) for p in before), default=0))
-        known.update(dict.fromkeys(op.results, place))
+        place_of_value.update(dict.fromkeys(op.results, place))
         places[n] = place
     for n in reversed(places):
         if not members.has(n):
@@ -321,9 +321,9 @@ class _GroupWriter:
         flag = self.condition.results[0]
         with ir.InsertionPoint(last), location:
             case = on_condition(flag, [value.type for _, value in self.outputs])
-        for taken, region in zip((False, True), case.regions, strict=True):
+        for on_true, region in zip((False, True), case.regions, strict=True):
             with ir.InsertionPoint(region.blocks[0]), location:
-                stablehlo.ReturnOp(list(self.branch(taken)))
+                stablehlo.ReturnOp(list(self.branch(on_true)))
         added = [case.operands[0].owner.opview, case]
         for op in added:
             for name in (SLICE, MIRRORED, LOOP, BRANCH):
@@ -338,7 +338,7 @@ class _GroupWriter:
             self.block.erase(n)
         return numbers
 
-    def branch(self, taken: bool) -> Iterator[ir.Value]:
+    def branch(self, on_true: bool) -> Iterator[ir.Value]:
         """Writes one branch at the insertion point; yields its results."""
         mapping: dict[ir.Value, ir.Value] = {}
 
@@ -355,15 +355,15 @@ class _GroupWriter:
 
         for n in self.group:
             if n not in self.members.selects:
-                if self.members.branches[n].taken == taken:
+                if self.members.branches[n].on_true == on_true:
                     copy(n)
                 continue
-            chosen = self.block.operations[n].operands[1 if taken else 2]
+            chosen = self.block.operations[n].operands[1 if on_true else 2]
             need(chosen)
             mapping[self.block.operations[n].results[0]] = mapping.get(chosen, chosen)
         for n, value in self.outputs:
             # A value of the other branch: nothing that counts depends on it here, so zeros will do.
-            is_other = n not in self.members.selects and self.members.branches[n].taken != taken
+            is_other = n not in self.members.selects and self.members.branches[n].on_true != on_true
             yield zeros_of(value.type) if is_other else mapping[value]
 
 

@@ -47,33 +47,33 @@ class InsertTransfers(Pass):
         operations = [*program.ops, program.terminator]
         after = {value: operations[n + 1] for n, results in enumerate(program.produces) for value in results}
 
-        def on(value: ir.Value, wanted: str) -> ir.Value:
+        def on(value: ir.Value, place: str) -> ir.Value:
             slices = program.slices.get(value)
-            if slices is None or wanted in slices:
+            if slices is None or place in slices:
                 return value
-            if (value, wanted) not in moved:
+            if (value, place) not in moved:
                 following = after.get(value, operations[0])
                 location = operations[0].operation.location if value not in after else value.owner.location
-                moved[value, wanted] = TransferOp.build(
+                moved[value, place] = TransferOp.build(
                     [value],
                     [value.type],
-                    slice=wanted,
+                    slice=place,
                     loop=loop_of(value),
                     loc=location,
                     ip=ir.InsertionPoint(following),
                 ).results[0]
-            return moved[value, wanted]
+            return moved[value, place]
 
         for op, read in program.readers:
             if op_has(op, Trait.LOCAL):
-                wanted: Sequence[Slices] = [(op.slice,)] * len(read)
+                targets: Sequence[Slices] = [(op.slice,)] * len(read)
             elif op_has(op, Trait.EXCHANGES):
-                wanted = [(place,) for place in op.slices]
+                targets = [(place,) for place in op.slices]
             elif op is program.terminator:
-                wanted = [slices or () for slices in result_slices(main)]
+                targets = [slices or () for slices in result_slices(main)]
             else:
                 continue
-            for number, (value, slices) in enumerate(zip(read, wanted, strict=True)):
+            for number, (value, slices) in enumerate(zip(read, targets, strict=True)):
                 # A result on several slices is computed on each of them, which `instance_graph` has checked.
                 if len(slices) == 1 and (here := on(value, slices[0])) is not value:
                     op.operands[number] = here

@@ -84,7 +84,7 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
         places = dialect.slices_of_op(op) or ()
         is_exchange = dialect.op_has(op, Trait.EXCHANGES)
         for number, place in enumerate(places):
-            own = slice(number, number + 1) if is_exchange else slice(None)
+            reads_of_slice = slice(number, number + 1) if is_exchange else slice(None)
             instance = Instance(
                 op,
                 position,
@@ -93,8 +93,8 @@ def instance_graph(module: ir.Module) -> InstanceGraph:
                 stands_alone=stands_alone,
                 mirrored=mirrored,
                 has_effect=has_effect,
-                sources={value: source(value, place) for value in reads[own]},
-                results=list(op.results)[own],
+                sources={value: source(value, place) for value in reads[reads_of_slice]},
+                results=list(op.results)[reads_of_slice],
             )
             for result in instance.results:
                 makers.setdefault(result, {})[place] = instance
@@ -115,8 +115,8 @@ def _results(
         copies = makers.get(value, {})
         for place in slices or ():
             if copies and place not in copies:
-                there = ", ".join(f"@{name}" for name in sorted(copies))
-                fail(terminator, f"returns result #{number} on @{place}, but it is made on {there}")
+                homes = ", ".join(f"@{name}" for name in sorted(copies))
+                fail(terminator, f"returns result #{number} on @{place}, but it is made on {homes}")
         results.append((value, {place: copies[place] for place in slices or copies} if copies else {}))
     return results
 

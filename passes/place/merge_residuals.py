@@ -75,7 +75,7 @@ def _merge_arguments(function: ir.OpView, launches: list[dialect.LaunchOp]) -> l
     columns = zip(*(list(launch.operands) for launch in launches), strict=True)
     # Arguments with other attributes, such as another sharding, cannot take each other's place.
     same = [first.setdefault((column, frozenset(attrs[n].items())), n) for n, column in enumerate(columns)]
-    merged = [n for n, kept in enumerate(same) if n != kept]
+    merged = [n for n, representative in enumerate(same) if n != representative]
     if not merged:
         return launches
     arguments = body_block(function).arguments
@@ -103,13 +103,13 @@ def _merge_results(
     numbers = _value_numbers(function, symbols, effects)
     first: dict[int, int] = {}
     for n, value in enumerate(body_block(function).operations[-1].operands):
-        kept = first.setdefault(numbers[value], n) if n in handed else n
-        if kept == n:
+        representative = first.setdefault(numbers[value], n) if n in handed else n
+        if representative == n:
             continue
         for launch in launches:
             for use in list(launch.results[n].uses):
                 if isinstance(use.owner, dialect.LaunchOp):
-                    use.owner.operands[use.operand_number] = launch.results[kept]
+                    use.owner.operands[use.operand_number] = launch.results[representative]
 
 
 def _inline_helpers(function: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None:
@@ -136,12 +136,12 @@ def _value_numbers(
     # Local value numbering. The number of values so far is larger than any number in use, also where equal
     # values share one.
     numbers: dict[ir.Value, int] = {argument: n for n, argument in enumerate(block.arguments)}
-    known: dict[Hashable, int] = {}
+    numbers_by_key: dict[Hashable, int] = {}
     for op in block.operations:
-        own = len(numbers)
+        fresh = len(numbers)
         is_function = op.operation.name != "stablehlo.rng" and not has_side_effect(op, symbols, effects)
         key = _key(op, numbers) if is_function else None
-        number = own if key is None else known.setdefault(key, own)
+        number = fresh if key is None else numbers_by_key.setdefault(key, fresh)
         numbers.update((result, number + n) for n, result in enumerate(op.results))
     return numbers
 
@@ -155,7 +155,7 @@ def _key(op: ir.OpView, numbers: Mapping[ir.Value, int]) -> Hashable | None:
     ):
         return None
     code = [_code(region) for region in op.regions]
-    if any(one is None for one in code):
+    if any(region_code is None for region_code in code):
         return None
     read = tuple(numbers[value] for value in op.operands)
     types = tuple(result.type for result in op.results)

@@ -120,8 +120,8 @@ class _Unit:
             return [pair for member in self.members for pair in member.sources.items()]
         # Members first: arguments do not move when work is repeated.
         in_order = sorted(contents, key=lambda instance: (instance.mirrored, instance.position))
-        own = {result for instance in in_order for result in instance.op.results}
-        sources = {v: source for i in in_order for v, source in i.sources.items() if v not in own}
+        produced = {result for instance in in_order for result in instance.op.results}
+        sources = {v: source for i in in_order for v, source in i.sources.items() if v not in produced}
         return list(sources.items())
 
 
@@ -213,9 +213,9 @@ def _add_exports(
                 for_caller[place][value] = maker
     repeating = _repeating(unit_of.values()) if for_caller else {}
     for place, values in for_caller.items():
-        own = _Unit(place, len(graph.operations))
+        unit_of_slice = _Unit(place, len(graph.operations))
         for value, maker in values.items():
-            unit = repeating.get((value, place), own)
+            unit = repeating.get((value, place), unit_of_slice)
             unit.outputs[value] = maker
             exporters[value, place] = unit
     return exporters

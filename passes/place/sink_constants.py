@@ -21,7 +21,7 @@ from pathways.passes.manager.base import Pass, main_function
 
 _CONSTRAINT = "sdy.sharding_constraint"
 
-_KEPT = EXPENSIVE | {"stablehlo.while"}
+_HEAVY = EXPENSIVE | {"stablehlo.while"}
 """Operations that are not repeated."""
 
 
@@ -56,18 +56,18 @@ class SinkConstants(Pass):
         launches = launches_by_callee(main_function(module))
         called = {name for op in module.body.operations for o in nested_ops(op) for name in _called(o)}
         effects: dict[str, bool] = {}
-        known: dict[str, _Constants] = {}
+        by_callee: dict[str, _Constants] = {}
         # In program order: what becomes constant in one computation may make results of it constant.
         for name, group in launches.items():
             function = symbols[name]
             if not function.regions[0].blocks:
                 continue
             if name not in called:
-                launches[name] = group = _sink(function, group, known)
+                launches[name] = group = _sink(function, group, by_callee)
             constants = _Constants(function, symbols, effects)
             read = {n for launch in group for n, r in enumerate(launch.results) if any(True for _ in r.uses)}
             if any(n not in constants for n in read):
-                known[name] = constants
+                by_callee[name] = constants
 
 
 def _called(op: ir.OpView) -> Sequence[str]:
@@ -119,18 +119,19 @@ def _is_cheap(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> bool:
     if op.operation.name == _CONSTRAINT:
         return True
     inside = (op, *nested_ops(op))
-    if any(inner.operation.name in _KEPT or inner.operation.name.startswith("sdy.") for inner in inside):
+    if any(inner.operation.name in _HEAVY or inner.operation.name.startswith("sdy.") for inner in inside):
         return False
     called = [f for inner in (op, *nested_ops(op)) for f in referenced_functions(inner, symbols)]
     return all(_is_cheap(function, symbols) for function in called)
 
 
 def _sink(
-    function: ir.OpView, launches: Sequence[LaunchOp], known: Mapping[str, _Constants]
+    function: ir.OpView, launches: Sequence[LaunchOp], by_callee: Mapping[str, _Constants]
 ) -> list[LaunchOp]:
     """Takes from a computation the arguments that are constant in all its launches; returns these anew."""
     sources = [
-        {_source(launch.operands[n], known) for launch in launches} for n in range(len(launches[0].operands))
+        {_source(launch.operands[n], by_callee) for launch in launches}
+        for n in range(len(launches[0].operands))
     ]
     constant = {n: s for n, (s, *rest) in enumerate(sources) if s is not None and not rest}
     if not constant:
@@ -138,13 +139,13 @@ def _sink(
     block = body_block(function)
     with ir.InsertionPoint.at_block_begin(block), function.operation.location:
         for n, (callee, number) in constant.items():
-            block.arguments[n].replace_all_uses_with(known[callee].repeated(number))
+            block.arguments[n].replace_all_uses_with(by_callee[callee].repeated(number))
     return drop_arguments(function, launches, constant)
 
 
-def _source(value: ir.Value, known: Mapping[str, _Constants]) -> tuple[str, int] | None:
+def _source(value: ir.Value, by_callee: Mapping[str, _Constants]) -> tuple[str, int] | None:
     """Returns the computation and the result of it that a value is, where that is a constant."""
     if isinstance(value, ir.BlockArgument) or not isinstance(value.owner.opview, LaunchOp):
         return None
     callee, number = value.owner.opview.callee, ir.OpResult(value).result_number
-    return (callee, number) if callee in known and number in known[callee] else None
+    return (callee, number) if callee in by_callee and number in by_callee[callee] else None

@@ -11,7 +11,7 @@ from pathways.dialect.attributes.call_times import CallKey
 from pathways.dialect.attributes.origins import Origin
 from pathways.dialect.plain_data import PlainDataError, parse_json
 from pathways.passes.analysis.links import Link
-from pathways.passes.analysis.measured.durations import by_stage, of_program, times_taken
+from pathways.passes.analysis.measured.durations import by_stage, launch_times, of_program
 from pathways.passes.analysis.measured.events import EventLog
 from pathways.passes.analysis.measured.trace_file import TraceError, is_trace, read_trace
 from pathways.passes.analysis.quantities import FLOPS, UNITS, TimesError
@@ -166,7 +166,7 @@ def measured_times(timelines: Sequence[EventLog], plan: Plan) -> Times:
     """
     by_label: dict[str, list[float]] = {}
     by_computation: dict[str, list[float]] = {}
-    counted = times_taken(timelines)
+    counted = launch_times(timelines)
     for event, time in counted:
         by_label.setdefault(event.label, []).append(time)
         by_computation.setdefault(event.label.partition("[")[0], []).append(time)

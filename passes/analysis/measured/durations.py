@@ -11,14 +11,14 @@ from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
 from pathways.passes.analysis.quantities import SECONDS
 from pathways.passes.analysis.times import kind_of
 
-_WHOLE = ""
+_UNSPLIT = ""
 """Placeholder for the name of a piece of an unsplit call."""
 
 
 def measured_durations(timelines: Sequence[EventLog]) -> dict[str, Any]:
     """Returns the median times of each stage and kind in measured steps, as `times_of` reads them."""
     suffix = "s" if timelines and timelines[0].unit == SECONDS else ""
-    stages = by_stage(times_taken(timelines))
+    stages = by_stage(launch_times(timelines))
     return {
         "stages": {
             str(stage): {kind: f"{time:.9g}{suffix}" if suffix else time for kind, time in kinds.items()}
@@ -32,13 +32,13 @@ def of_program(timelines: Sequence[EventLog], name: str) -> Sequence[EventLog]:
     return [timeline for timeline in timelines if timeline.program == name] or timelines
 
 
-def times_taken(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]:
+def launch_times(timelines: Sequence[EventLog]) -> list[tuple[TimelineEvent, float]]:
     """Returns each launch and its time, without estimated times unless all are estimates."""
-    taken = [pair for timeline in timelines for pair in _in_step(timeline)]
-    return [pair for pair in taken if not pair[0].estimated] or taken
+    pairs = [pair for timeline in timelines for pair in _in_step(timeline)]
+    return [pair for pair in pairs if not pair[0].estimated] or pairs
 
 
-def by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
+def by_stage(launches: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str, float]]:
     """Returns the median time of each kind of call of each stage.
 
     Calls that were fused into one launch share its time, a whole backward or a gradient with a stage of its
@@ -47,18 +47,18 @@ def by_stage(taken: Sequence[tuple[TimelineEvent, float]]) -> dict[int, dict[str
     """
     alone: dict[tuple[int, str], dict[str, list[float]]] = {}
     shared: dict[tuple[int, str], dict[str, list[float]]] = {}
-    for event, time in taken:
+    for event, time in launches:
         weights = [_weight(call) / (call.pieces or 1) for call in event.origins]
         table = alone if len(weights) == 1 else shared
         for call, weight in zip(event.origins, weights, strict=True):
             if call.stage is not None:
-                piece = _WHOLE if call.pieces is None else event.label.partition("[")[0]
+                piece = _UNSPLIT if call.pieces is None else event.label.partition("[")[0]
                 of_call = table.setdefault((call.stage, kind_of(call)), {})
                 of_call.setdefault(piece, []).append(time * weight / sum(weights))
     stages: dict[int, dict[str, float]] = {}
     for stage, kind in sorted({*alone, *shared}):
         pieces = shared.get((stage, kind), {}) | alone.get((stage, kind), {})
-        counted = [pieces[_WHOLE]] if _WHOLE in pieces else pieces.values()
+        counted = [pieces[_UNSPLIT]] if _UNSPLIT in pieces else pieces.values()
         stages.setdefault(stage, {})[kind] = sum(map(statistics.median, counted))
     for kinds in stages.values():
         halves = [time for kind, time in kinds.items() if kind.startswith("bwd.")]

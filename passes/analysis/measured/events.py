@@ -133,15 +133,15 @@ class EventLog:
 
     def bubble(self, slice: str) -> float:
         """Returns the fraction of the step in which a slice does not compute."""
-        whole = self.step_time
-        return max(0.0, 1 - self.busy(slice) / whole) if whole else 0.0
+        total = self.step_time
+        return max(0.0, 1 - self.busy(slice) / total) if total else 0.0
 
     def idle(self, slice: str) -> float:
         """Returns the idle fraction of the time from the first to the last launch of a slice."""
         launches = [event for event in self.launches if event.slice == slice]
         begin = min((event.start for event in launches), default=0.0)
-        whole = max((event.end for event in launches), default=0.0) - begin
-        return max(0.0, 1 - self.busy(slice) / whole) if whole else 0.0
+        total = max((event.end for event in launches), default=0.0) - begin
+        return max(0.0, 1 - self.busy(slice) / total) if total else 0.0
 
     @property
     def mean_bubble(self) -> float:

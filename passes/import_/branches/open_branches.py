@@ -15,19 +15,19 @@ from pathways.passes.import_.branches.tags import Branch, branch_of, set_branch
 BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
 
 
-def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
+def open_branches(op: ir.OpView, used_names: set[str]) -> list[ir.OpView]:
     """Moves what the branches of an operation hold in front of it, and selects from their results.
 
     Each condition chooses one of two branches: of more than two, the first one or the rest of them. An
     operation names its branch; selections and inner conditions belong to the branch around.
 
     Args:
-      taken: the names of conditions so far; new ones are added.
+      used_names: the names of conditions so far; new ones are added.
 
     Returns:
       The operations that are in `@main` now.
     """
-    mover = _BranchMover(op, taken)
+    mover = _BranchMover(op, used_names)
     regions = list(op.regions)
     # The branch of False comes first for a number, and that of True for `stablehlo.if`.
     regions = regions if op.operation.name == "stablehlo.case" else regions[::-1]
@@ -39,17 +39,17 @@ def open_branches(op: ir.OpView, taken: set[str]) -> list[ir.OpView]:
 class _BranchMover:
     """Mover of the branches of one operation to `@main`."""
 
-    def __init__(self, op: ir.OpView, taken: set[str]) -> None:
+    def __init__(self, op: ir.OpView, used_names: set[str]) -> None:
         self.op = op
-        self.taken = taken
+        self.used_names = used_names
         self.moved: list[ir.OpView] = []
 
     def open(self, regions: Sequence[ir.Region], number: int, around: Branch | None) -> list[ir.Value]:
         """Opens the regions from a number on, all of the branch around; returns the selected values."""
         if len(regions) == number + 1:
             return self.move(regions[number].blocks[0], around)
-        name = unique_name("cond", self.taken)
-        self.taken.add(name)
+        name = unique_name("cond", self.used_names)
+        self.used_names.add(name)
         later = self.is_later(name, number, around)
         here = self.move(regions[number].blocks[0], Branch(name, False))
         rest = self.open(regions, number + 1, Branch(name, True))

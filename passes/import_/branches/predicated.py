@@ -38,7 +38,7 @@ class Predicates:
         built: list[ir.Value] = []
         following = ir.InsertionPoint.after(condition)
         with following, condition.operation.location:
-            if not branch.taken:
+            if not branch.on_true:
                 value = stablehlo.not_(value)
                 built.append(value)
             if outer is not None:
@@ -60,15 +60,15 @@ def drop_selections(main: ir.OpView) -> Mapping[ir.Value, int]:
       For results of calls the number of the operand that they hand on where their branch is not taken; all
       other results are zeros there.
     """
-    known = conditions(main)
-    by_flag = {condition.results[0]: name for name, condition in known.items()}
-    untaken = _UntakenResults(known)
+    conditions_by_name = conditions(main)
+    by_flag = {condition.results[0]: name for name, condition in conditions_by_name.items()}
+    untaken = _UntakenResults(conditions_by_name)
     for op in list(body_block(main).operations):
         if op.operation.name != "stablehlo.select" or op.operands[0] not in by_flag:
             continue
         _, on_true, on_false = op.operands
-        for taken, value, other in ((True, on_true, on_false), (False, on_false, on_true)):
-            if untaken.choose(value, other, Branch(by_flag[op.operands[0]], taken)):
+        for holds, value, other in ((True, on_true, on_false), (False, on_false, on_true)):
+            if untaken.choose(value, other, Branch(by_flag[op.operands[0]], holds)):
                 replace(op, [value])
                 break
     return untaken.handed_on
@@ -81,8 +81,8 @@ class _UntakenResults:
       known: the operation that computes each condition.
     """
 
-    def __init__(self, known: Mapping[str, ir.OpView]) -> None:
-        self._known = known
+    def __init__(self, conditions_by_name: Mapping[str, ir.OpView]) -> None:
+        self._conditions = conditions_by_name
         self._zeros: set[ir.Value] = set()
         self.handed_on: dict[ir.Value, int] = {}
         """The numbers of the operands that are results there; see `drop_selections`."""
@@ -91,7 +91,7 @@ class _UntakenResults:
         """Lets a call give another value where a branch around it is not taken; returns whether it can."""
         # A result gives one thing where its branch is not taken: what an earlier selection chose is kept.
         if is_zeros(other) and value not in self.handed_on:
-            if around not in _branches_of_call(value, self._known):
+            if around not in _branches_of_call(value, self._conditions):
                 return False
             self._zeros.add(value)
             return True
@@ -106,7 +106,7 @@ class _UntakenResults:
         self, value: ir.Value, other: ir.Value, around: Branch, seen: set[ir.Value]
     ) -> dict[ir.Value, int] | None:
         """Returns the operands that calls of a branch hand on for one to give another value, or None."""
-        if value in seen or value in self._zeros or around not in _branches_of_call(value, self._known):
+        if value in seen or value in self._zeros or around not in _branches_of_call(value, self._conditions):
             return None
         seen.add(value)
         operands = list(value.owner.operands)
@@ -121,7 +121,7 @@ class _UntakenResults:
         return None
 
 
-def _branches_of_call(value: ir.Value, known: Mapping[str, ir.OpView]) -> Iterator[Branch]:
+def _branches_of_call(value: ir.Value, conditions_by_name: Mapping[str, ir.OpView]) -> Iterator[Branch]:
     """Yields the branches, from the inside to the outside, of the placed call that makes a value."""
     maker = value.owner
     if isinstance(maker, ir.Block) or maker.name != "func.call":
@@ -129,7 +129,7 @@ def _branches_of_call(value: ir.Value, known: Mapping[str, ir.OpView]) -> Iterat
     branch = branch_of(maker.opview)
     while branch is not None:
         yield branch
-        branch = branch_of(known[branch.condition])
+        branch = branch_of(conditions_by_name[branch.condition])
 
 
 def make_predicated(function: ir.OpView, name: str, handed_on: Sequence[int | None]) -> None:
@@ -145,8 +145,8 @@ def make_predicated(function: ir.OpView, name: str, handed_on: Sequence[int | No
         computation = func.FuncOp(name, ir.FunctionType.get([flag, *types], results), visibility="private")
         block = computation.add_entry_block()
     with ir.InsertionPoint(block), location:
-        taken, *arguments = block.arguments
-        case = on_condition(taken, results)
+        flag_argument, *arguments = block.arguments
+        case = on_condition(flag_argument, results)
         func.ReturnOp(case.results)
     otherwise, body = (region.blocks[0] for region in case.regions)
     with ir.InsertionPoint(otherwise), location:

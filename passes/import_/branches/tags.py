@@ -23,11 +23,11 @@ class Branch(NamedTuple):
     """One of the two branches of a condition.
 
     Attributes:
-      taken: whether it is done where the condition holds, or where it does not.
+      on_true: whether it is done where the condition holds, or where it does not.
     """
 
     condition: str
-    taken: bool
+    on_true: bool
 
 
 def branch_of(op: ir.OpView) -> Branch | None:
@@ -41,7 +41,7 @@ def branch_of(op: ir.OpView) -> Branch | None:
 def set_branch(op: ir.OpView, branch: Branch | None) -> None:
     """Makes an operation one of a branch, or one that is done in any case."""
     if branch is not None:
-        op.attributes[BRANCH] = ir.StringAttr.get(("" if branch.taken else _NOT) + branch.condition)
+        op.attributes[BRANCH] = ir.StringAttr.get(("" if branch.on_true else _NOT) + branch.condition)
     elif BRANCH in op.attributes:
         del op.attributes[BRANCH]
 

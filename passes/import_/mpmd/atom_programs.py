@@ -43,9 +43,9 @@ def flatten(module: ir.Module, calls: Iterable[ir.OpView]) -> None:
     Raises:
       PassFailure: an atom program holds anything but functions and meshes, or has no `@main`.
     """
-    taken = symbol_table(module)
+    symbols = symbol_table(module)
     for call in calls:
-        call.attributes["callee"] = ir.FlatSymbolRefAttr.get(function_of(call, taken))
+        call.attributes["callee"] = ir.FlatSymbolRefAttr.get(function_of(call, symbols))
     for atom in ops_named(module, ["builtin.module"]):
         name = symbol_name(atom)
         if name is None:
@@ -53,27 +53,27 @@ def flatten(module: ir.Module, calls: Iterable[ir.OpView]) -> None:
         operations = list(atom.body.operations)
         if MAIN not in symbol_table(atom):
             fail(atom, f"has no function @{MAIN}, which calls could execute")
-        del taken[name]
+        del symbols[name]
         renamed = {}
         for op in operations:
             symbol = symbol_name(op)
             match op.operation.name:
                 case "sdy.mesh":
-                    _move_mesh(op, symbol, module, taken)
+                    _move_mesh(op, symbol, module, symbols)
                 case "func.func" if symbol is not None:
-                    renamed[symbol] = name if symbol == MAIN else unique_name(f"{name}_{symbol}", taken)
-                    taken[renamed[symbol]] = op
+                    renamed[symbol] = name if symbol == MAIN else unique_name(f"{name}_{symbol}", symbols)
+                    symbols[renamed[symbol]] = op
                 case _:
                     fail(op, "is in an atom program, which may only have functions and meshes")
         _move_functions(module, [op for op in operations if op.operation.name == "func.func"], renamed)
         atom.operation.erase()
 
 
-def _move_mesh(op: ir.OpView, name: str | None, module: ir.Module, taken: dict[str, ir.OpView]) -> None:
-    other = taken.get(name or "")
+def _move_mesh(op: ir.OpView, name: str | None, module: ir.Module, symbols: dict[str, ir.OpView]) -> None:
+    other = symbols.get(name or "")
     if other is None and name is not None:
         op.operation.move_before(module.body.operations[0])
-        taken[name] = op
+        symbols[name] = op
     elif (
         other is None
         or other.operation.name != "sdy.mesh"

@@ -164,10 +164,12 @@ def _with_layouts(
     all_attrs: Sequence[Mapping[str, ir.Attribute]], layouts: Layouts
 ) -> list[dict[str, ir.Attribute]]:
     """Returns the attributes of arguments, without Shardy's donation, which is planned anew."""
-    kept = [{n: a for n, a in attrs.items() if n not in (ALIASING, DONOR, SHARDING)} for attrs in all_attrs]
+    plain_attrs = [
+        {n: a for n, a in attrs.items() if n not in (ALIASING, DONOR, SHARDING)} for attrs in all_attrs
+    ]
     return [
         attrs if layout is None else {**attrs, SHARDING: layout}
-        for attrs, layout in zip(kept, layouts, strict=True)
+        for attrs, layout in zip(plain_attrs, layouts, strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 import re
 from collections.abc import Iterable
 
@@ -59,7 +60,7 @@ class ShardingParam:
           NotMpmdError: the shards of a dimension do not fit the axes.
         """
         count = math.prod(self.axes)
-        strides = [1, *itertools.accumulate(self.axes, lambda one, other: one * other)]
+        strides = [1, *itertools.accumulate(self.axes, operator.mul)]
         axes = [(strides[axis], self.axes[axis]) for axis in reversed(self.permutation)]
         shards: list[tuple[int | None, int]] = list(enumerate(self.dims))
         shards.append((None, count // math.prod(self.dims)))

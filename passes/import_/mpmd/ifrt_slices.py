@@ -30,12 +30,12 @@ class ArrayTypes:
     def __init__(self) -> None:
         self._read: dict[ir.Type, ifrt_arrays.IfrtArray] = {}
 
-    def of(self, op: ir.OpView, what: str, type_: ir.Type) -> ifrt_arrays.IfrtArray:
+    def of(self, op: ir.OpView, subject: str, type_: ir.Type) -> ifrt_arrays.IfrtArray:
         """Reads the type of a value.
 
         Args:
           op: the operation that errors are reported at.
-          what: what to call the value there.
+          subject: what to call the value there.
 
         Raises:
           PassFailure: it is not an array.
@@ -44,9 +44,9 @@ class ArrayTypes:
             try:
                 array = ifrt_arrays.read_array(type_)
             except (NotMpmdError, ValueError, ir.MLIRError) as error:
-                fail(op, f"{what} {error}")
+                fail(op, f"{subject} {error}")
             if array is None:
-                refuse_type(op, what, type_)
+                refuse_type(op, subject, type_)
             self._read[type_] = array
         return self._read[type_]
 
@@ -153,8 +153,8 @@ class SliceMeshes:
         named: dict[str, tuple[ifrt_arrays.DeviceIds, Mesh]] = {}
         for devices in self._lists:
             calls = self._calls[devices]
-            given = [call.attributes.get(_MESH_NAME) for call in calls]
-            names = [symbol_of(name.value) for name in given if isinstance(name, ir.StringAttr)]
+            mesh_names = [call.attributes.get(_MESH_NAME) for call in calls]
+            names = [symbol_of(name.value) for name in mesh_names if isinstance(name, ir.StringAttr)]
             base = names[0] if names else "slice"
             named[unique_name(base, named)] = devices, self._mesh(devices, calls)
         return named
@@ -168,8 +168,8 @@ class SliceMeshes:
         }
         return [
             name
-            for name, own in sets.items()
-            if any(not own.isdisjoint(theirs) for other, theirs in sets.items() if other != name)
+            for name, used in sets.items()
+            if any(not used.isdisjoint(theirs) for other, theirs in sets.items() if other != name)
         ]
 
     def _mesh(self, devices: ifrt_arrays.DeviceIds, calls: Sequence[ir.OpView]) -> Mesh:
@@ -190,7 +190,7 @@ class SliceMeshes:
         shardings = self._shardings[devices]
         try:
             for mesh in self._meshes:
-                if mesh.size == len(devices) and all(one.over(mesh) is not None for one in shardings):
+                if mesh.size == len(devices) and all(s.over(mesh) is not None for s in shardings):
                     return mesh
             coarsest = ifrt_arrays.mesh_for(shardings, len(devices))
         except NotMpmdError as error:
@@ -215,9 +215,9 @@ class SliceMeshes:
                     if len(unknown) == 1:
                         sizes[unknown[0]] = shards // math.prod(sizes[axis] for axis in axes if axis in sizes)
         rest = [name for name, _ in mesh.axes if name not in sizes]
-        known = math.prod(sizes.values())
-        if len(rest) == 1 and known:
-            sizes[rest[0]] = count // known
+        product = math.prod(sizes.values())
+        if len(rest) == 1 and product:
+            sizes[rest[0]] = count // product
         resized = Mesh(tuple((name, sizes.get(name, 1)) for name, _ in mesh.axes))
         if resized.size != count:
             fail(op, f"is over the mesh {described(mesh)}, but on {count} devices")
@@ -232,9 +232,9 @@ class SliceMeshes:
             (self._types.of_results(call), result_attrs(atom)),
         ):
             for array, attrs in zip(arrays, all_attrs, strict=False):
-                given = attrs.get(SHARDING)
-                if array.sharding is not None and given is not None and is_sharding(given):
-                    yield read_sharding(given), array.sharding
+                sharding = attrs.get(SHARDING)
+                if array.sharding is not None and sharding is not None and is_sharding(sharding):
+                    yield read_sharding(sharding), array.sharding
 
 
 def described(mesh: Mesh) -> str:

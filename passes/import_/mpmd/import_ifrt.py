@@ -122,31 +122,31 @@ class _IfrtImporter:
         rebuild_main(old, arguments, returned, self.operations, self.values, self.build)
 
     def ports(
-        self, what: str, all_attrs: list[dict[str, ir.Attribute]], arrays: list[IfrtArray]
+        self, side: str, all_attrs: list[dict[str, ir.Attribute]], arrays: list[IfrtArray]
     ) -> list[Port]:
         """Returns the arguments or results as they are in the placed form."""
-        refuse_memory(self.function, what, all_attrs, arrays)
+        refuse_memory(self.function, side, all_attrs, arrays)
         ports: list[Port] = []
         for number, (attrs, array) in enumerate(zip(all_attrs, arrays, strict=True)):
-            kept = {name: attribute for name, attribute in attrs.items() if name.startswith("jax.")}
-            kept[SLICE] = make_slices([self.homes[array.devices].slice])
+            port = {name: attribute for name, attribute in attrs.items() if name.startswith("jax.")}
+            port[SLICE] = make_slices([self.homes[array.devices].slice])
             if _OF_ARGUMENT in attrs:
-                kept[DONATED] = ir.UnitAttr.get()
-            layout = self.layout(self.function, f"{what} #{number}", array)
+                port[DONATED] = ir.UnitAttr.get()
+            layout = self.layout(self.function, f"{side} #{number}", array)
             if layout is not None:
-                kept[SHARDING] = layout
-            ports.append((array.type, kept))
+                port[SHARDING] = layout
+            ports.append((array.type, port))
         return ports
 
-    def layout(self, op: ir.OpView, what: str, array: IfrtArray) -> ir.Attribute | None:
+    def layout(self, op: ir.OpView, subject: str, array: IfrtArray) -> ir.Attribute | None:
         """Returns the sharding of an array over its slice."""
         mesh = self.homes[array.devices].mesh
         if array.sharding is None or mesh.mesh.size == 1:
             return None
         if array.sharding.is_partial:
-            fail(op, f"{what} is in partial sums, which only Shardy adds up: {array.sharding}")
+            fail(op, f"{subject} is in partial sums, which only Shardy adds up: {array.sharding}")
         sharding = array.sharding.over(mesh.mesh)
-        place = f"{what} cannot be sharded over {described(mesh.mesh)} as {array.sharding}"
+        place = f"{subject} cannot be sharded over {described(mesh.mesh)} as {array.sharding}"
         if sharding is None:
             fail(op, f"{place}: it divides an axis")
         problem = sharding.problem(array.type.shape, mesh.mesh)
@@ -154,10 +154,10 @@ class _IfrtImporter:
             fail(op, f"{place}: {problem}")
         return make_sharding(mesh.symbol, sharding)
 
-    def layouts(self, op: ir.OpView, what: str, arrays: list[IfrtArray]) -> Layouts:
+    def layouts(self, op: ir.OpView, side: str, arrays: list[IfrtArray]) -> Layouts:
         """Returns the shardings of all operands or results of an operation."""
-        refuse_memory(op, what, [{}] * len(arrays), arrays)
-        return tuple(self.layout(op, f"{what} #{n}", array) for n, array in enumerate(arrays))
+        refuse_memory(op, side, [{}] * len(arrays), arrays)
+        return tuple(self.layout(op, f"{side} #{n}", array) for n, array in enumerate(arrays))
 
     def build(self, op: ir.OpView) -> None:
         """Builds what an operation becomes."""
@@ -221,8 +221,8 @@ class _IfrtImporter:
     def build_moves(self, op: ir.OpView) -> None:
         """Builds a transfer, or a launch that reshards, for each array."""
         sources, targets = self.types.of_operands(op), self.types.of_results(op)
-        held, wanted = self.layouts(op, "operand", sources), self.layouts(op, "result", targets)
-        arrays = zip(op.operands, op.results, sources, targets, held, wanted, strict=False)
+        layouts = self.layouts(op, "operand", sources), self.layouts(op, "result", targets)
+        arrays = zip(op.operands, op.results, sources, targets, *layouts, strict=False)
         for operand, result, source, target, before, after in arrays:
             if source.type != target.type:
                 fail(op, f"moves a {source.type}, but its result is a {target.type}")
@@ -233,7 +233,7 @@ class _IfrtImporter:
 
 
 def refuse_memory(
-    op: ir.OpView, what: str, all_attrs: list[dict[str, ir.Attribute]], arrays: list[IfrtArray]
+    op: ir.OpView, side: str, all_attrs: list[dict[str, ir.Attribute]], arrays: list[IfrtArray]
 ) -> None:
     """Refuses arrays in other memory than the device's, or with a layout of their own.
 
@@ -241,7 +241,7 @@ def refuse_memory(
       PassFailure: there is one.
     """
     values = [MeshTensor("", array.type, None, array.memory_kind) for array in arrays]
-    refuse_ports(op, what, all_attrs, values)
+    refuse_ports(op, side, all_attrs, values)
     for number, array in enumerate(arrays):
         if array.layout not in (None, "auto", "default"):
-            fail(op, f"{what} #{number} has the layout {array.layout}; only XLA's default is supported")
+            fail(op, f"{side} #{number} has the layout {array.layout}; only XLA's default is supported")

@@ -156,46 +156,46 @@ class _Importer:
             self.build,
         )
 
-    def type(self, op: ir.OpView, what: str, type_: ir.Type) -> MeshTensor:
+    def type(self, op: ir.OpView, subject: str, type_: ir.Type) -> MeshTensor:
         """Reads the type of a value."""
         if type_ not in self.types:
             try:
                 value = read_mesh_tensor(type_)
             except NotMpmdError as error:
-                fail(op, f"{what} {error}")
+                fail(op, f"{subject} {error}")
             if value is None:
-                refuse_type(op, what, type_)
+                refuse_type(op, subject, type_)
             if value.mesh not in self.homes:
-                fail(op, f'{what} is on the mesh "{value.mesh}", which the topology does not have')
+                fail(op, f'{subject} is on the mesh "{value.mesh}", which the topology does not have')
             self.types[type_] = value
         return self.types[type_]
 
     def ports(
-        self, what: str, all_attrs: list[dict[str, ir.Attribute]], values: list[MeshTensor]
+        self, side: str, all_attrs: list[dict[str, ir.Attribute]], values: list[MeshTensor]
     ) -> list[Port]:
         """Returns the arguments or results as they are in the placed form."""
         ports: list[Port] = []
         for number, (attrs, value) in enumerate(zip(all_attrs, values, strict=True)):
             home = self.homes[value.mesh]
-            kept = {
+            port = {
                 name: attribute
                 for name, attribute in attrs.items()
                 if name not in (ALIASING, DONOR, SHARDING, MEMORY_KIND) and not name.startswith("mhlo.")
             }
-            kept[SLICE] = make_slices([home.slice])
+            port[SLICE] = make_slices([home.slice])
             if ALIASING in attrs or DONOR in attrs:
-                kept[DONATED] = ir.UnitAttr.get()
+                port[DONATED] = ir.UnitAttr.get()
             stated = dataclasses.replace(value, sharding=value.sharding or attrs.get(SHARDING))
-            layout = self.layout(self.function, f"{what} #{number}", stated)
+            layout = self.layout(self.function, f"{side} #{number}", stated)
             if layout is not None:
-                kept[SHARDING] = layout
-            ports.append((value.type, kept))
+                port[SHARDING] = layout
+            ports.append((value.type, port))
         return ports
 
-    def layout(self, op: ir.OpView, what: str, value: MeshTensor) -> ir.Attribute | None:
+    def layout(self, op: ir.OpView, subject: str, value: MeshTensor) -> ir.Attribute | None:
         """Returns the sharding of a value over its slice."""
         read = self.layouts.of if self.is_open else self.layouts.closed
-        return read(op, what, value.sharding, value.type, self.homes[value.mesh])
+        return read(op, subject, value.sharding, value.type, self.homes[value.mesh])
 
     def build(self, op: ir.OpView) -> None:
         """Builds what an operation becomes."""
@@ -238,14 +238,14 @@ class _Importer:
     ) -> str:
         """Returns the computation of a fragment with a body."""
         stated = []
-        for what, name, values in (
+        for side, name, values in (
             ("operand", "in_shardings", operands),
             ("result", "out_shardings", results),
         ):
             each = _shardings(op, name) or [value.sharding for value in values]
             stated.append(
                 tuple(
-                    self.layouts.of(op, f"{what} #{n}", sharding, value.type, home)
+                    self.layouts.of(op, f"{side} #{n}", sharding, value.type, home)
                     for n, (sharding, value) in enumerate(zip(each, values, strict=True))
                 )
             )

@@ -19,26 +19,26 @@ class MpmdLayouts:
 
     def __init__(self, symbols: Mapping[str, ir.OpView]) -> None:
         self._symbols = symbols
-        self._taken: dict[tuple[ir.Attribute, ir.Type, str], ir.Attribute | None] = {}
+        self._layouts: dict[tuple[ir.Attribute, ir.Type, str], ir.Attribute | None] = {}
 
     def closed(
-        self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
+        self, op: ir.OpView, subject: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
     ) -> ir.Attribute | None:
         """Returns the sharding of a value from its type alone: replicated where the type has none."""
         if home.mesh.mesh.size == 1:
             return None
         if sharding is None:
             return make_sharding(home.mesh.symbol, replicated(type_.rank))
-        return self.of(op, what, sharding, type_, home)
+        return self.of(op, subject, sharding, type_, home)
 
     def of(
-        self, op: ir.OpView, what: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
+        self, op: ir.OpView, subject: str, sharding: ir.Attribute | None, type_: ir.Type, home: Home
     ) -> ir.Attribute | None:
         """Returns a sharding over the mesh of a slice; None where there is none, or one device.
 
         Args:
           op: the operation that errors are reported at.
-          what: what to call the value there.
+          subject: what to call the value there.
           sharding: the sharding in Shardy's program.
 
         Raises:
@@ -47,38 +47,39 @@ class MpmdLayouts:
         if sharding is None or home.mesh.mesh.size == 1:
             return None
         key = sharding, type_, home.mesh.symbol
-        if key not in self._taken:
-            self._taken[key] = self._read(op, what, sharding, type_, home)
-        return self._taken[key]
+        if key not in self._layouts:
+            self._layouts[key] = self._read(op, subject, sharding, type_, home)
+        return self._layouts[key]
 
     def _read(
-        self, op: ir.OpView, what: str, attribute: ir.Attribute, type_: ir.Type, home: Home
+        self, op: ir.OpView, subject: str, attribute: ir.Attribute, type_: ir.Type, home: Home
     ) -> ir.Attribute:
         sharding = sdy.TensorShardingAttr(attribute)
         if len(list(sharding.unreduced_axes)):
-            fail(op, f"{what} has unreduced axes, partial sums that only Shardy adds up: {attribute}")
+            fail(op, f"{subject} has unreduced axes, partial sums that only Shardy adds up: {attribute}")
         dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
         axes = [sdy.AxisRefAttr(axis) for dim in dims for axis in dim.axes]
         strange = {axis.name for axis in axes} - dict(home.mesh.mesh.axes).keys()
         if strange:
             fail(
                 op,
-                f"{what} is split along '{min(strange)}', which is not an axis of @{home.slice}: {attribute}",
+                f"{subject} is split along '{min(strange)}', which is not an axis of @{home.slice}: "
+                f"{attribute}",
             )
         if len(dims) != type_.rank:
-            fail(op, f"{what} is a {type_}, but its sharding has {len(dims)} dimensions")
-        kept = whole_axes(attribute, list(type_.shape), home.mesh.mesh)
-        if sum(map(len, kept.dims)) < len(axes):
+            fail(op, f"{subject} is a {type_}, but its sharding has {len(dims)} dimensions")
+        divisible = whole_axes(attribute, list(type_.shape), home.mesh.mesh)
+        if sum(map(len, divisible.dims)) < len(axes):
             remark(
                 op,
-                f"{what} lies as {attribute}, of which @{home.slice} keeps the whole axes that divide it: "
-                f"{kept}",
+                f"{subject} lies as {attribute}, of which @{home.slice} keeps the whole axes that divide it: "
+                f"{divisible}",
             )
         closed = [
             sdy.DimensionShardingAttr.get(
                 [sdy.AxisRefAttr.get(axis) for axis in names], is_closed=dim.is_closed
             )
-            for dim, names in zip(dims, kept.dims, strict=True)
+            for dim, names in zip(dims, divisible.dims, strict=True)
         ]
         return sdy.TensorShardingAttr.get(home.mesh.symbol, closed)
 

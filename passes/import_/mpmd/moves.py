@@ -53,16 +53,16 @@ class Moves:
             source = self._moved[key]
         return self._reshard(op, source, layout)
 
-    def _reshard(self, op: ir.OpView, source: Placed, wanted: Layout) -> ir.Value:
-        value, held = source.value, source.layout
+    def _reshard(self, op: ir.OpView, source: Placed, target: Layout) -> ir.Value:
+        value, current = source.value, source.layout
         # Attributes cannot be compared with None.
-        if wanted is None or (held is not None and held == wanted):
+        if target is None or (current is not None and current == target):
             return value
-        key = value.type, held, wanted
-        callee = self._reshards.known("reshard", key)
+        key = value.type, current, target
+        callee = self._reshards.find("reshard", key)
         if callee is None:
             # Beside bodies, shardings are inside of computations, for propagation to start from.
-            sharded = ((), ()) if self._is_open else ((held,), (wanted,))
+            sharded = ((), ()) if self._is_open else ((current,), (target,))
             with ir.InsertionPoint(self._module.body):
                 callee = self._reshards.make(
                     "reshard",
@@ -74,7 +74,7 @@ class Moves:
                     key=key,
                 )
             if self._is_open:
-                constrain(self._symbols[callee], (held,), (wanted,))
+                constrain(self._symbols[callee], (current,), (target,))
         launch = LaunchOp.build(
             [value], [value.type], callee=callee, slice=source.home.slice, loc=op.location
         )

@@ -54,7 +54,7 @@ def refuse_cpu_meshes(function: ir.OpView, topology: Mapping[str, object]) -> No
             fail(function, f'has the mesh "{name}" of CPUs beside accelerators, which cannot become a slice')
 
 
-def refuse_type(op: ir.OpView, what: str, type_: ir.Type) -> NoReturn:
+def refuse_type(op: ir.OpView, subject: str, type_: ir.Type) -> NoReturn:
     """Refuses values that order side effects, and all values that are not arrays on a mesh.
 
     Raises:
@@ -62,14 +62,15 @@ def refuse_type(op: ir.OpView, what: str, type_: ir.Type) -> NoReturn:
     """
     if "token" in str(type_):
         fail(
-            op, f"{what} is a token: ordered side effects (ordered=True) cannot be kept in order over slices"
+            op,
+            f"{subject} is a token: ordered side effects (ordered=True) cannot be kept in order over slices",
         )
-    fail(op, f"{what} is a {type_}, not an array on a mesh of the topology")
+    fail(op, f"{subject} is a {type_}, not an array on a mesh of the topology")
 
 
 def refuse_ports(
     function: ir.OpView,
-    what: str,
+    side: str,
     all_attrs: Sequence[Mapping[str, ir.Attribute]],
     values: Sequence[MeshTensor],
 ) -> None:
@@ -79,8 +80,8 @@ def refuse_ports(
       PassFailure: there is one.
     """
     for number, (attrs, value) in enumerate(zip(all_attrs, values, strict=True)):
-        info = attrs.get(ARGUMENT_INFO if what == "argument" else RESULT_INFO)
-        name = f"{what} {info.value}" if isinstance(info, ir.StringAttr) else f"{what} #{number}"
+        info = attrs.get(ARGUMENT_INFO if side == "argument" else RESULT_INFO)
+        name = f"{side} {info.value}" if isinstance(info, ir.StringAttr) else f"{side} #{number}"
         written = attrs.get(MEMORY_KIND)
         for kind in (value.memory_kind, written.value if isinstance(written, ir.StringAttr) else None):
             if kind not in (None, _DEVICE):

@@ -44,25 +44,25 @@ def declare_slices(
       topology: the meshes by name.
       overlapping: the slices with common devices.
     """
-    taken = set(symbol_table(module))
-    known: dict[Mesh, str] = {}
+    used_names = set(symbol_table(module))
+    mesh_names: dict[Mesh, str] = {}
     for op in ops_named(module, ["sdy.mesh"]):
         # Shardy's note to other compilers; the mesh states it already.
         if "stablehlo.mesh" in op.attributes:
             del op.attributes["stablehlo.mesh"]
         if not list(sdy.MeshAttr(op.attributes["mesh"]).device_ids):
-            known.setdefault(read_mesh(op), op.attributes["sym_name"].value)
+            mesh_names.setdefault(read_mesh(op), op.attributes["sym_name"].value)
     ip = ir.InsertionPoint.at_block_begin(module.body)
     homes: dict[str, Home] = {}
     for mesh in dict.fromkeys(topology.values()):
-        if mesh not in known:
-            known[mesh] = unique_name("mesh", taken)
-            taken.add(known[mesh])
-            make_mesh(known[mesh], mesh.axes, ip)
+        if mesh not in mesh_names:
+            mesh_names[mesh] = unique_name("mesh", used_names)
+            used_names.add(mesh_names[mesh])
+            make_mesh(mesh_names[mesh], mesh.axes, ip)
     for name, mesh in topology.items():
-        slice = unique_name(symbol_of(name), taken)
-        taken.add(slice)
+        slice = unique_name(symbol_of(name), used_names)
+        used_names.add(slice)
         overlap = True if name in overlapping else None
-        SliceOp.build(sym_name=slice, mesh=known[mesh], overlap=overlap, ip=ip)
-        homes[name] = Home(slice, SliceMesh(known[mesh], mesh))
+        SliceOp.build(sym_name=slice, mesh=mesh_names[mesh], overlap=overlap, ip=ip)
+        homes[name] = Home(slice, SliceMesh(mesh_names[mesh], mesh))
     return homes

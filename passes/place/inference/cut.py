@@ -62,9 +62,9 @@ def multiway_cut(num_nodes: int, edges: Sequence[Edge], fixed: Mapping[int, int]
         # Numbered from 0, so that components that are alike are equal keys of the cache.
         local = {n: i for i, n in enumerate(nodes)}
         local_edges = [Edge(local[e.producer], tuple(local[c] for c in e.consumers), e.cost) for e in inside]
-        known = tuple((local[n], fixed[n]) for n in nodes if n in fixed)
-        if known:
-            for n, label in zip(nodes, cut(len(nodes), tuple(local_edges), known), strict=True):
+        labelled = tuple((local[n], fixed[n]) for n in nodes if n in fixed)
+        if labelled:
+            for n, label in zip(nodes, cut(len(nodes), tuple(local_edges), labelled), strict=True):
                 labels[n] = label
     return labels
 
@@ -90,9 +90,11 @@ def _components(
     return [(list(members), inside.get(root, [])) for root, members in nodes.items()]
 
 
-def _cut_connected(num_nodes: int, edges: tuple[Edge, ...], known: tuple[tuple[int, int], ...]) -> list[int]:
-    """Labels the nodes of one component; at least one has a label already, and is `known` by it."""
-    fixed = dict(known)
+def _cut_connected(
+    num_nodes: int, edges: tuple[Edge, ...], labelled: tuple[tuple[int, int], ...]
+) -> list[int]:
+    """Labels the nodes of one component; `labelled` has the label of at least one node."""
+    fixed = dict(labelled)
     labels = [fixed.get(node, -1) for node in range(num_nodes)]
     kinds = sorted(set(fixed.values()))
     if len(kinds) == 1:

@@ -15,7 +15,7 @@ _MAX_SHARE = 0.1
 """The part of a program's work that glue may be without a remark."""
 
 
-def remark_glue(problem: PlacementProblem, where: Sequence[Places]) -> None:
+def remark_glue(problem: PlacementProblem, op_places: Sequence[Places]) -> None:
     """Remarks on the slices of glue if more than a tenth of the work is glue, at what costs most on each.
 
     Elementwise work after the last placed call, as that of an optimizer, does not count: it is not a layer.
@@ -24,7 +24,7 @@ def remark_glue(problem: PlacementProblem, where: Sequence[Places]) -> None:
     placed = 0
     glue: dict[int, list[tuple[int, int]]] = defaultdict(list)
     counts = _layer_glue(problem)
-    for n, (op, places) in enumerate(zip(problem.operations, where, strict=True)):
+    for n, (op, places) in enumerate(zip(problem.operations, op_places, strict=True)):
         loop = loop_of(op.results[0]) if op.results else None
         iterations = 1 if loop is None else problem.symbols[loop].iterations
         if isinstance(op.view, AllToAllOp):

@@ -54,7 +54,7 @@ def homes_by_cut(problem: PlacementProblem, mirrored: Collection[ir.Value]) -> H
         node_of[position] = len(values_of_node)
         values_of_node.append(list(op.results))
     node = {value: n for n, values in enumerate(values_of_node) for value in values}
-    fixed = {node[argument]: place for argument, place in problem.kept.items()}
+    fixed = {node[argument]: place for argument, place in problem.fixed.items()}
     fixed |= {n: place for p, n in node_of.items() if (place := problem.operations[p].slice) is not None}
     sets = DisjointSets(len(values_of_node))
     _join_updated(problem, sets, node, fixed)

@@ -99,25 +99,26 @@ class InferPlacement(Pass):
         may_be_mirrored = mirrorable(problem)
         problem = copy_for_readers(problem, may_be_mirrored)
         problem, homes = fold_on_each_slice(problem, homes_by_cut(problem, may_be_mirrored))
-        where = own_places(problem, homes)
-        where = repeat_round_trips(problem, homes, where)
+        op_places = own_places(problem, homes)
+        op_places = repeat_round_trips(problem, homes, op_places)
         # Last: what round trips repeat brings operands to more slices, where others become free.
-        where = repeat_where_free(problem, homes, where)
-        _remark_whole(problem, homes, where)
-        _remark_carries(problem, homes, where)
-        remark_glue(problem, where)
-        _write(problem, homes, where, mirrored_places(problem, homes, where))
+        op_places = repeat_where_free(problem, homes, op_places)
+        _remark_whole(problem, homes, op_places)
+        _remark_carries(problem, homes, op_places)
+        remark_glue(problem, op_places)
+        _write(problem, homes, op_places, mirrored_places(problem, homes, op_places))
 
 
-def _remark_whole(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> None:
+def _remark_whole(problem: PlacementProblem, homes: Homes, op_places: Sequence[Places]) -> None:
     """Remarks the cost of a condition or a loop that is not cut by slice."""
-    for op, places in zip(problem.operations, where, strict=True):
+    for op, places in zip(problem.operations, op_places, strict=True):
         why = _why_whole(op)
         if why is None or not places:
             continue
         place = problem.names[min(places)]
-        moved, kept = _cost_of_whole(problem, homes, where, op, places)
-        costs = [f"moves {moved} bytes"] * bool(moved) + [f"keeps {kept} bytes more there"] * bool(kept)
+        moved, extra = _cost_of_whole(problem, homes, op_places, op, places)
+        costs = [f"moves {moved} bytes"] * bool(moved)
+        costs += [f"keeps {extra} bytes more there"] * bool(extra)
         if costs:
             remark(op.view, f"stays whole on @{place}, which {' and '.join(costs)}: {why}")
 
@@ -132,17 +133,17 @@ def _why_whole(op: Operation) -> str | None:
 
 
 def _cost_of_whole(
-    problem: PlacementProblem, homes: Homes, where: Sequence[Places], op: Operation, places: Places
+    problem: PlacementProblem, homes: Homes, op_places: Sequence[Places], op: Operation, places: Places
 ) -> tuple[int, int]:
     """Returns the bytes that cross because an operation is on one slice, and the bytes that the slice keeps.
 
     Placed calls bring their operands to their slice, so of an operation that holds some only arguments count.
     """
-    moved = kept = 0
+    moved = extra = 0
     for value in op.reads:
         if value not in homes or problem.is_small([value]):
             continue
-        other_readers = [where[n] for n in problem.readers[value] if problem.operations[n] is not op]
+        other_readers = [op_places[n] for n in problem.readers[value] if problem.operations[n] is not op]
         elsewhere = frozenset[int]().union(*other_readers) - places
         is_home = homes[value] in places
         if value in problem.producer:
@@ -151,20 +152,20 @@ def _cost_of_whole(
         elif any(place & places for place in other_readers):
             continue
         elif problem.is_brought(value):
-            kept += problem.byte_size(value.type) * bool(elsewhere)
+            extra += problem.byte_size(value.type) * bool(elsewhere)
         else:
             # Its home is here for this operation: all other readers get it from here.
             moved += problem.cost(value) * (len(elsewhere) if is_home else 1)
     if op.slice is None:
         for result in op.results:
-            readers = (where[n] for n in problem.readers.get(result, ()))
+            readers = (op_places[n] for n in problem.readers.get(result, ()))
             moved += problem.cost(result) * len(frozenset[int]().union(*readers) - places)
-    return moved, kept
+    return moved, extra
 
 
-def _remark_carries(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> None:
+def _remark_carries(problem: PlacementProblem, homes: Homes, op_places: Sequence[Places]) -> None:
     """Remarks on values that cross in each iteration because a loop computes them on another slice."""
-    for op, places in zip(problem.operations, where, strict=True):
+    for op, places in zip(problem.operations, op_places, strict=True):
         if not isinstance(op.view, dialect.NextOp) or not places:
             continue
         _, passed_on = op.reads
@@ -177,12 +178,12 @@ def _remark_carries(problem: PlacementProblem, homes: Homes, where: Sequence[Pla
 
 
 def _write(
-    problem: PlacementProblem, homes: Homes, where: Sequence[Places], mirrored: Mapping[ir.Value, Places]
+    problem: PlacementProblem, homes: Homes, op_places: Sequence[Places], mirrored: Mapping[ir.Value, Places]
 ) -> None:
     """Writes the slices of all arguments, operations and results.
 
     Args:
-      where: the slices of its operations, without mirrored operations.
+      op_places: the slices of its operations, without mirrored operations.
     """
 
     @functools.cache
@@ -192,10 +193,10 @@ def _write(
     slices: dict[ir.Value, Places] = {}
     arguments, results = dialect.argument_attrs(problem.main), dialect.result_attrs(problem.main)
     for argument, attrs in zip(problem.arguments, arguments, strict=True):
-        slices[argument] = mirrored.get(argument) or _argument_places(problem, homes, where, argument)
+        slices[argument] = mirrored.get(argument) or _argument_places(problem, homes, op_places, argument)
         attrs[SLICE] = attribute(slices[argument])
-    for op, own in zip(problem.operations, where, strict=True):
-        places = own or mirrored[op.results[0]]
+    for op, own_slices in zip(problem.operations, op_places, strict=True):
+        places = own_slices or mirrored[op.results[0]]
         slices.update(dict.fromkeys(op.results, places))
         # Carries, and what is handed on to them, may be on several slices until `pw-outline`, and name them
         # as glue does.
@@ -205,7 +206,7 @@ def _write(
             op.view.slice = problem.names[min(places)]
             continue
         op.view.attributes[SLICE] = attribute(places)
-        if not own and op.handed_on is None:
+        if not own_slices and op.handed_on is None:
             op.view.attributes[MIRRORED] = ir.UnitAttr.get()
     for attrs, value in zip(results, problem.returned, strict=True):
         attrs[SLICE] = attribute(slices[value])
@@ -241,9 +242,9 @@ def _listed(problem: PlacementProblem, places: Places) -> str:
 
 
 def _argument_places(
-    problem: PlacementProblem, homes: Homes, where: Sequence[Places], argument: ir.Value
+    problem: PlacementProblem, homes: Homes, op_places: Sequence[Places], argument: ir.Value
 ) -> Places:
     """Returns the slices of an argument with a home: the slices of all readers, unless it is donated."""
-    read_on = frozenset[int]().union(*(where[n] for n in problem.readers.get(argument, ())))
+    read_on = frozenset[int]().union(*(op_places[n] for n in problem.readers.get(argument, ())))
     is_sent = not problem.is_brought(argument) or not read_on
     return frozenset([homes[argument]]) if is_sent else read_on

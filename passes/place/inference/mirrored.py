@@ -13,7 +13,7 @@ from pathways.passes.place.inference.placement_problem import Homes, Operation, 
 _MAX_REPEATED = 64
 """Limit on small operations that are repeated to save a value its way back."""
 
-_Where = Sequence[Collection[int]]
+_OpPlaces = Sequence[Collection[int]]
 """The slices of each operation so far; of mirrored ones none."""
 
 
@@ -30,7 +30,7 @@ def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
         if isinstance(op.view, CarryOp) and problem.is_small(op.results)
     }
     while True:
-        free = {a for a in problem.arguments if a not in problem.kept and problem.is_small([a])}
+        free = {a for a in problem.arguments if a not in problem.fixed and problem.is_small([a])}
         mirrored = free | problem.indices
         wrong: set[int] = set()
         for n, op in enumerate(problem.operations):
@@ -65,14 +65,14 @@ def own_places(problem: PlacementProblem, homes: Homes) -> list[Places]:
     return [frozenset() if (n := place(op)) is None else frozenset([n]) for op in problem.operations]
 
 
-def repeat_round_trips(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> list[Places]:
+def repeat_round_trips(problem: PlacementProblem, homes: Homes, op_places: Sequence[Places]) -> list[Places]:
     """Works out small values that go back where they came from on both sides.
 
     Two slices that add their partial sums exchange them, and both add: the result needs no way back.
     """
 
-    def inside(where: _Where, n: int, place: int) -> Collection[int]:
-        repeated = _between(problem, homes, where, n, place)
+    def inside(op_places: _OpPlaces, n: int, place: int) -> Collection[int]:
+        repeated = _between(problem, homes, op_places, n, place)
         sent = {
             value
             for m in repeated
@@ -81,10 +81,12 @@ def repeat_round_trips(problem: PlacementProblem, homes: Homes, where: Sequence[
         }
         return repeated if _bytes(sent) <= _bytes(problem.operations[n].results) else ()
 
-    return _repeated(problem, homes, where, range(len(where)), inside)
+    return _repeated(problem, homes, op_places, range(len(op_places)), inside)
 
 
-def _between(problem: PlacementProblem, homes: Homes, where: _Where, n: int, place: int) -> Collection[int]:
+def _between(
+    problem: PlacementProblem, homes: Homes, op_places: _OpPlaces, n: int, place: int
+) -> Collection[int]:
     """Returns the small operations between values that live on `place` and the operation at position `n`."""
     leads_back: dict[int, bool] = {}
 
@@ -93,7 +95,7 @@ def _between(problem: PlacementProblem, homes: Homes, where: _Where, n: int, pla
         if n not in leads_back and len(leads_back) < _MAX_REPEATED:
             leads_back[n] = False
             op = problem.operations[n]
-            if not _is_small(problem, op) or place in where[n]:
+            if not _is_small(problem, op) or place in op_places[n]:
                 return False
             for value in op.reads:
                 if homes.get(value) == place:
@@ -106,37 +108,37 @@ def _between(problem: PlacementProblem, homes: Homes, where: _Where, n: int, pla
     return {m for m, inside in leads_back.items() if inside} if leads_back[n] else ()
 
 
-def repeat_where_free(problem: PlacementProblem, homes: Homes, where: Sequence[Places]) -> list[Places]:
+def repeat_where_free(problem: PlacementProblem, homes: Homes, op_places: Sequence[Places]) -> list[Places]:
     """Computes a small operation also where it is read, if everything it reads is sent there anyway."""
 
-    def itself(where: _Where, n: int, place: int) -> Collection[int]:
+    def itself(op_places: _OpPlaces, n: int, place: int) -> Collection[int]:
         is_free = all(
             homes.get(value, place) == place
-            or any(place in where[reader] for reader in problem.readers[value] if reader != n)
+            or any(place in op_places[reader] for reader in problem.readers[value] if reader != n)
             for value in problem.operations[n].reads
         )
         return [n] if is_free else ()
 
     # From the last on: where an operation is repeated, it is a reader for those in front of it.
-    return _repeated(problem, homes, where, reversed(range(len(where))), itself)
+    return _repeated(problem, homes, op_places, reversed(range(len(op_places))), itself)
 
 
 def _repeated(
     problem: PlacementProblem,
     homes: Homes,
-    where: Sequence[Places],
+    op_places: Sequence[Places],
     order: Iterable[int],
-    also: Callable[[_Where, int, int], Collection[int]],
+    also: Callable[[_OpPlaces, int, int], Collection[int]],
 ) -> list[Places]:
     """Takes small operations to slices that read their results.
 
     Args:
-      where: the slices of its operations.
+      op_places: the slices of its operations.
       order: the order in which to look at operations.
       also: which operations to take along, by the slices so far, the position of the operation whose result
         is read, and the slice that reads it; none if it stays where it is.
     """
-    now = [set(places) for places in where]
+    now = [set(places) for places in op_places]
     for n in order:
         op = problem.operations[n]
         if not now[n] or not _is_small(problem, op):
@@ -158,11 +160,11 @@ def _bytes(values: Iterable[ir.Value]) -> int:
 
 
 def mirrored_places(
-    problem: PlacementProblem, homes: Homes, where: Sequence[Places]
+    problem: PlacementProblem, homes: Homes, op_places: Sequence[Places]
 ) -> Mapping[ir.Value, Places]:
     """Returns the slices of each mirrored value: its readers', or, if only returned, its inputs'."""
     read_on = {
-        value: frozenset[int]().union(*(where[n] for n in readers))
+        value: frozenset[int]().union(*(op_places[n] for n in readers))
         for value, readers in problem.readers.items()
         if value not in homes
     }

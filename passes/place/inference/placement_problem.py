@@ -55,7 +55,7 @@ class PlacementProblem:
       operations: all operations in order, except the return and operations available on every slice.
       indices: the numbers of iterations of loops, which are available on every slice.
       donated: the arguments that the caller gives up.
-      kept: the slice, by its number, of each argument that stays on the caller's slice.
+      fixed: the slice, by its number, of each argument that stays on the caller's slice.
       returned: what the return reads.
       producer: the position of the operation that makes a value; arguments have none.
       readers: the positions of the operations that read a value.
@@ -70,7 +70,7 @@ class PlacementProblem:
     indices: frozenset[ir.Value]
     arguments: Sequence[ir.Value]
     donated: frozenset[ir.Value]
-    kept: Homes
+    fixed: Homes
     returned: Sequence[ir.Value]
     producer: Mapping[ir.Value, int]
     readers: Mapping[ir.Value, Sequence[int]]
@@ -86,7 +86,7 @@ class PlacementProblem:
 
     def is_brought(self, value: ir.Value) -> bool:
         """Returns whether the caller can bring a value to every slice that reads it."""
-        return isinstance(value, ir.BlockArgument) and value not in self.donated and value not in self.kept
+        return isinstance(value, ir.BlockArgument) and value not in self.donated and value not in self.fixed
 
     def cost(self, value: ir.Value) -> int:
         """Returns the bytes that cross when a value does, for all microbatches of its loop together."""
@@ -138,11 +138,11 @@ def read_problem(
         operations,
         indices,
         arguments,
-        frozenset(a for a, own in zip(arguments, attrs, strict=True) if DONATED in own),
+        frozenset(a for a, entries in zip(arguments, attrs, strict=True) if DONATED in entries),
         {
-            a: number[read_slices(own[SLICE])[0]]
-            for a, own in zip(arguments, attrs, strict=True)
-            if SLICE in own
+            a: number[read_slices(entries[SLICE])[0]]
+            for a, entries in zip(arguments, attrs, strict=True)
+            if SLICE in entries
         },
         list(terminator.operands),
         {result: n for n, op in enumerate(operations) for result in op.results},

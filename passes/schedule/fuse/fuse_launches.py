@@ -349,7 +349,7 @@ class _Fuser:
         wiring: object,
     ) -> str:
         """Builds the computation that does what the launches of a cluster do one after the other."""
-        known = self.computations.known(base, wiring)
+        known = self.computations.find(base, wiring)
         if known is not None:
             return known
         shardings: dict[ir.Value, ir.Attribute] = {}
