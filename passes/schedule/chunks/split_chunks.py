@@ -30,7 +30,8 @@ class SplitChunks(Pass):
     1. A sub-program is a module nested in the program's: a chunk of iterations of each such loop, what
        comes before the first one, between two, and after the last one. Work is done by the first sub-program
        that can do it; a loop with a `count` by the first that can do all of it.
-    2. `@main` specifies the order of the sub-programs, by `pw.run` and `pw.repeat`, and what they pass on.
+    2. `@main` specifies the order of the sub-programs, by `pw.run` and `pw.repeat`, and the values between
+       them.
     3. Carried values are donated from chunk to chunk. The initial values of a loop are donated to its first
        chunk: a copy, where others read it too, or where it is an argument that is kept.
     4. A donated argument, and what a sub-program computes for later ones, is donated to the sub-program that
@@ -104,7 +105,7 @@ class _ChunkSplitter:
         self.connect()
         self.donate()
         last = self.sub_programs[-1]
-        subs = [sub for sub in self.sub_programs if sub.kept or sub.outputs]
+        subs = [sub for sub in self.sub_programs if sub.positions or sub.outputs]
         # Before the whole is erased: each is written from a copy of it.
         kinds = self.memory_kinds()
         modules = [SubProgramWriter(self.module, sub, kinds, is_last=sub is last).write() for sub in subs]
@@ -130,16 +131,19 @@ class _ChunkSplitter:
             (between[level] if loop is None else chunks[level - 1]).append(n)
             if isinstance(op, dialect.NextOp) and op.loop == loop:
                 self.carries[loop][self.makers[op.operands[0]]] = n
-        taken = dict.fromkeys([*loops, MAIN, *self.symbols])
+        used_names = dict.fromkeys([*loops, MAIN, *self.symbols])
         subs = []
         for loop, before, chunk in zip(loops, between, chunks, strict=False):
-            subs += [SubProgram(_take_name(f"before_{loop}", taken), before), SubProgram(loop, chunk, loop)]
-        subs.append(SubProgram(_take_name(f"after_{loops[-1]}", taken), between[-1]))
+            subs += [
+                SubProgram(_unused_name(f"before_{loop}", used_names), before),
+                SubProgram(loop, chunk, loop),
+            ]
+        subs.append(SubProgram(_unused_name(f"after_{loops[-1]}", used_names), between[-1]))
         for sub in subs:
-            own = set(sub.kept)
+            members = set(sub.positions)
             starts = self.carries[sub.loop] if sub.loop else {}
-            values = (v for n in sub.kept if n not in starts for v in captured(self.operations[n]))
-            sub.reads = [p for p in dict.fromkeys(map(self.port, values)) if p.operation not in own]
+            values = (v for n in sub.positions if n not in starts for v in captured(self.operations[n]))
+            sub.reads = [p for p in dict.fromkeys(map(self.port, values)) if p.operation not in members]
             sub.starts = [self.port(self.operations[n].operands[0]) for n in starts]
         return subs
 
@@ -208,11 +212,11 @@ class _ChunkSplitter:
             if port in read or is_kept or counts[port] > 1:
                 before.copied.add(len(before.outputs))
                 before.outputs.append(port)
-                if port.operation not in before.kept and port not in before.reads:
+                if port.operation not in before.positions and port not in before.reads:
                     before.reads.append(port)
                 # Copies are no operations of the whole: a negative number stands for the sub-program.
                 chunk.starts[n] = ProgramPort(-1 - self.sub_programs.index(before), len(before.outputs) - 1)
-            elif port.operation in before.kept:
+            elif port.operation in before.positions:
                 before.outputs.append(port)
         chunk.outputs = ends
         chunk.inputs = [ProgramPort(n, 0) for n in self.carries[chunk.loop or ""]] + chunk.reads
@@ -224,8 +228,10 @@ class _ChunkSplitter:
                 continue
             sub.inputs = sub.reads
             later = [p for other in self.sub_programs[n + 1 :] for p in (*other.starts, *other.reads)]
-            own = {port for n, port in enumerate(sub.outputs) if n not in sub.copied}
-            sub.outputs += [p for p in dict.fromkeys(later) if p.operation in sub.kept and p not in own]
+            present = {port for n, port in enumerate(sub.outputs) if n not in sub.copied}
+            sub.outputs += [
+                p for p in dict.fromkeys(later) if p.operation in sub.positions and p not in present
+            ]
 
     def donate(self) -> None:
         """Donates what iterations pass on, and everything else to the sub-program that reads it last."""
@@ -290,8 +296,8 @@ class _ChunkSplitter:
         self.main = new_main
 
 
-def _take_name(name: str, taken: dict[str, None]) -> str:
-    """Returns a name that no other sub-program has, and adds it to those taken."""
-    free = unique_name(name, taken)
-    taken[free] = None
+def _unused_name(name: str, used_names: dict[str, None]) -> str:
+    """Returns a name that no other sub-program has, and adds it to `used_names`."""
+    free = unique_name(name, used_names)
+    used_names[free] = None
     return free

@@ -36,7 +36,7 @@ class SubProgram:
     """Sub-program: a chunk of iterations, or the operations before, between or after loops in chunks.
 
     Attributes:
-      kept: the positions of its operations.
+      positions: the positions of its operations.
       loop: the loop that it is a chunk of; None for other sub-programs.
       inputs: its arguments, in order; in a chunk, carried values come first.
       outputs: its results, in order.
@@ -47,7 +47,7 @@ class SubProgram:
     """
 
     name: str
-    kept: Collection[int]
+    positions: Collection[int]
     loop: str | None = None
     inputs: list[ProgramPort] = dataclasses.field(default_factory=list)
     outputs: list[ProgramPort] = dataclasses.field(default_factory=list)
@@ -68,7 +68,7 @@ class SubProgramWriter:
 
     def __init__(
         self,
-        whole: ir.Module,
+        program: ir.Module,
         sub_program: SubProgram,
         kinds: Mapping[ProgramPort, str | None],
         *,
@@ -77,7 +77,7 @@ class SubProgramWriter:
         self.sub_program = sub_program
         self.kinds = kinds
         self.is_last = is_last
-        self.module = ir.Module.parse(bytecode_of(whole), whole.context)
+        self.module = ir.Module.parse(bytecode_of(program), program.context)
         self.main = main_function(self.module)
         self.operations = list(body_block(self.main).operations)
         self.symbols = dialect.symbol_table(self.module)
@@ -102,14 +102,14 @@ class SubProgramWriter:
             terminator.operation.erase()
             dialect.set_result_attrs(self.main, [place for _, place in outputs])
         for port, argument in zip(sub.inputs, added, strict=True):
-            if port.operation is not None and port.operation in sub.kept:
+            if port.operation is not None and port.operation in sub.positions:
                 self.operations[port.operation].operands[0] = argument
             else:
                 self.value(port).replace_all_uses_with(argument)
         # The return of the whole is the last one; where there is another, it is erased already.
-        own = self.operations if self.is_last else self.operations[:-1]
-        for n, op in reversed(list(enumerate(own))):
-            if n not in sub.kept:
+        body = self.operations if self.is_last else self.operations[:-1]
+        for n, op in reversed(list(enumerate(body))):
+            if n not in sub.positions:
                 op.operation.erase()
         for n in reversed(range(count)):
             block.erase_argument(n)

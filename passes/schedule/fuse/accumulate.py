@@ -186,7 +186,7 @@ class _Folder:
         callee, numbers, _ = key
         original = self.symbols[callee]
         inputs, results = list(original.type.inputs), list(original.type.results)
-        taken = [attrs.get(SHARDING) for attrs in argument_attrs(original)]
+        argument_layouts = [attrs.get(SHARDING) for attrs in argument_attrs(original)]
         layouts_of_results = [attrs.get(SHARDING) for attrs in result_attrs(original)]
         layouts = [layouts_of_results[n] for n in numbers]
 
@@ -209,7 +209,7 @@ class _Folder:
             [*inputs, *(results[n] for n in numbers)],
             body,
             original.operation.location,
-            arguments=[*taken, *layouts],
+            arguments=[*argument_layouts, *layouts],
             results=layouts_of_results,
             key=key,
         )

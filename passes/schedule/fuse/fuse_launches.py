@@ -109,7 +109,7 @@ class FuseLaunches(Pass):
         for launch in launches:
             is_call = not launch.is_glue
             counts = bool(runs) and all(
-                one.only_counts and one.iteration == launch.iteration for one in runs[-1]
+                other.only_counts and other.iteration == launch.iteration for other in runs[-1]
             )
             joins = (counts or launch.incoming <= arrived) and not (
                 is_call and head is not None and not self.joins(head, launch)
@@ -268,7 +268,7 @@ class _Versions:
         """Returns whether all launches of the large computations of a cluster can take the same along."""
         if not self.large or not any(launch.callee in self.large for launch in cluster):
             return True
-        return len({one.iteration for one in cluster if one.is_glue or one.callee in self.large}) == 1
+        return len({op.iteration for op in cluster if op.is_glue or op.callee in self.large}) == 1
 
     def split_unlike(self, clusters: Sequence[list[_Unfused]]) -> list[list[_Unfused]]:
         """Splits clusters where the launches of a large computation outside of loops take other things along.
@@ -276,12 +276,12 @@ class _Versions:
         The updates of equal stages are an example: that of the last one would take along the mean of the
         loss.
         """
-        taken: dict[str, set[tuple[str, ...]]] = {}
+        companions: dict[str, set[tuple[str, ...]]] = {}
         for cluster in clusters:
             for op in cluster:
                 if op.callee in self.large and op.loop is None:
-                    taken.setdefault(op.callee, set()).add(tuple(other.callee for other in cluster))
-        alone = {name for name, variants in taken.items() if len(variants) > 1}
+                    companions.setdefault(op.callee, set()).add(tuple(other.callee for other in cluster))
+        alone = {name for name, variants in companions.items() if len(variants) > 1}
         runs: list[list[_Unfused]] = []
         for cluster in clusters:
             for is_alone, run in itertools.groupby(
@@ -349,9 +349,9 @@ class _Fuser:
         wiring: object,
     ) -> str:
         """Builds the computation that does what the launches of a cluster do one after the other."""
-        known = self.computations.find(base, wiring)
-        if known is not None:
-            return known
+        existing = self.computations.find(base, wiring)
+        if existing is not None:
+            return existing
         shardings: dict[ir.Value, ir.Attribute] = {}
         for op in cluster:
             callee = self.symbols[op.callee]
@@ -403,12 +403,12 @@ def _give_own_constants(launches: Iterable[LaunchOp], versions: _Versions) -> No
             continue
         after = ir.InsertionPoint.after(launch)
         for n, reader in enumerate(readers.values()):
-            own = launch
+            constant = launch
             if n > 0:
-                own = launch.operation.clone(after).opview
-                for old, new in zip(launch.results, own.results, strict=True):
+                constant = launch.operation.clone(after).opview
+                for old, new in zip(launch.results, constant.results, strict=True):
                     reader.operation.replace_uses_of_with(old, new)
-            own.loop, own.microbatch = reader.loop, reader.microbatch
+            constant.loop, constant.microbatch = reader.loop, reader.microbatch
 
 
 def _first_result(op: ir.OpView) -> ir.Value | None:

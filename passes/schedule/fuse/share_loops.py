@@ -188,9 +188,9 @@ class _Body:
     def inputs(self, members: Iterable[int], outputs: Sequence[ir.Value]) -> list[ir.Value]:
         """Returns the values from others that some operations and outputs, with their constants, read."""
         contents = self._with_constants(members, outputs)
-        own = {r for n in contents for r in self.operations[n].results}
+        produced = {r for n in contents for r in self.operations[n].results}
         read = [*(v for n in contents for v in self._reads[n]), *outputs]
-        return [v for v in dict.fromkeys(read) if v not in own]
+        return [v for v in dict.fromkeys(read) if v not in produced]
 
     def piece(
         self, members: Iterable[int], outputs: Sequence[ir.Value], base: str, computations: Computations
@@ -302,10 +302,10 @@ def _origins(launch: LaunchOp, pieces: Sequence[_Piece]) -> list[tuple[Origin, .
         held = [n for n, call in enumerate(calls) if piece.calls and call in piece.calls]
         ranges.append((held[0], held[-1]) if held else None)
     of_pieces = []
-    for n, known in enumerate(ranges):
+    for n, held_range in enumerate(ranges):
         before = next((r[0] for r in reversed(ranges[:n]) if r), 0)
         later = next((r[1] for r in ranges[n + 1 :] if r), len(calls) - 1)
-        first, last = known or sorted((before, later))
+        first, last = held_range or sorted((before, later))
         of_pieces.append(range(first, last + 1) if calls else range(0))
     shares = collections.Counter(call for piece in of_pieces for call in piece)
     origins = [

@@ -80,19 +80,19 @@ class _Assignment:
         for number, (value, attrs) in enumerate(
             zip(self.program.terminator.operands, self.program.results, strict=True)
         ):
-            wanted = attrs[MEMORY_KIND].value if MEMORY_KIND in attrs else None
-            if self.kinds[value] == wanted:
+            expected = attrs[MEMORY_KIND].value if MEMORY_KIND in attrs else None
+            if self.kinds[value] == expected:
                 continue
             if isinstance(value, ir.BlockArgument) or not isinstance(value.owner.opview, dialect.LaunchOp):
                 name = attrs[RESULT_INFO].value if RESULT_INFO in attrs else f"result #{number}"
                 fail(
                     self.program.terminator,
-                    f"returns {name} in {named(wanted)} memory, but it is passed on in "
+                    f"returns {name} in {named(expected)} memory, but it is passed on in "
                     f"{named(self.kinds[value])} memory: compute it in a placed function, or put it there",
                 )
             if value in self.returned:
                 fail(self.program.terminator, f"returns result #{number} in two memories")
-            self.returned[value] = wanted
+            self.returned[value] = expected
             changed = True
         return changed
 

@@ -32,13 +32,13 @@ def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:
 
 def step_bytes(programs: Sequence[ProgramView]) -> dict[str, tuple[int, int]]:
     """Returns the peak bytes of each slice in one step, and the bytes that each further step adds."""
-    found: dict[str, tuple[int, int]] = {}
+    bytes_by_slice: dict[str, tuple[int, int]] = {}
     for program in programs:
         memory = _HostMemory(program)
         memory.run()
         for name, peak in memory.live.peak.items():
-            found[name] = peak, memory.posted.get(name, 0)
-    return found
+            bytes_by_slice[name] = peak, memory.posted.get(name, 0)
+    return bytes_by_slice
 
 
 class _HostMemory:
@@ -83,8 +83,8 @@ class _HostMemory:
     def size(self, slice: str, values: Iterable[ir.Value]) -> int:
         """Returns the bytes of values in the default memory of a slice; replicated ones count per device."""
         mesh = self.layouts.mesh(slice)
-        there = (value for value in values if self.layouts.memory_kind(value) is None)
-        splits = ((value, math.prod(self.layouts.of(value, slice).splits(mesh))) for value in there)
+        on_devices = (value for value in values if self.layouts.memory_kind(value) is None)
+        splits = ((value, math.prod(self.layouts.of(value, slice).splits(mesh))) for value in on_devices)
         return sum(byte_size(value.type) * mesh.size // shards for value, shards in splits)
 
     def post(self, slice: str, values: Iterable[ir.Value]) -> None:

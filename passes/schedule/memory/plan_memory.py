@@ -116,7 +116,7 @@ class _Lifetimes:
         self.ops, self.terminator, self.slices = view.ops, view.terminator, view.slices
         self.arguments = list(body_block(view.main).arguments)
         attrs = zip(self.arguments, view.arguments, strict=True)
-        self.donated = {argument for argument, own in attrs if DONATED in own}
+        self.donated = {argument for argument, entries in attrs if DONATED in entries}
         self.operands, self.results = view.reads, view.produces
         self.mirrored: dict[ir.Value, list[ir.Value]] = {}
         """Values that a mirror declares equal, by its result."""
@@ -124,8 +124,8 @@ class _Lifetimes:
         self.touched = [self.touched_by(n, op) for n, op in enumerate(self.ops)]
         self.last_use = {v: n for n, touched in enumerate(self.touched) for v in touched}
         # Results, and arguments that the caller keeps, outlive the program.
-        self.kept = {v for result in self.terminator.operands for v in self.unmirrored(result)}
-        self.kept |= {a for a in self.arguments if a not in self.donated}
+        self.lasting = {v for result in self.terminator.operands for v in self.unmirrored(result)}
+        self.lasting |= {a for a in self.arguments if a not in self.donated}
         self.sizes: dict[tuple[ir.Value, str], int] = {}
         self.variants: dict[tuple[str, Aliases], str] = {}
         self.launches_of: dict[str, set[Aliases]] = {}
@@ -141,16 +141,18 @@ class _Lifetimes:
         self.release_unread(live)
         ended: list[ir.Value] = []
         for n, op in enumerate(self.ops):
-            taken = {self.operands[n][a] for a, _ in aliases.get(n, ())}
+            donated = {self.operands[n][a] for a, _ in aliases.get(n, ())}
             if aliases.get(n):
                 op.callee = self.variant(op.callee, aliases[n])
             # A donated operand's buffer is the result's from here on.
-            self.end(taken, live)
+            self.end(donated, live)
             if dialect.op_has(op, Trait.ORDERED):
                 slice_ = op.slice
                 live.add(slice_, sum(self.size(r, slice_) for r in self.results[n]))
             ended += [
-                v for v in self.touched[n] if self.last_use[v] == n and v not in self.kept and v not in taken
+                v
+                for v in self.touched[n]
+                if self.last_use[v] == n and v not in self.lasting and v not in donated
             ]
             following = self.ops[n + 1] if n + 1 < len(self.ops) else self.terminator
             is_last = not (dialect.op_has(op, Trait.TRANSFERS) and dialect.op_has(following, Trait.TRANSFERS))
@@ -190,7 +192,9 @@ class _Lifetimes:
     def release_unread(self, live: LiveBytes[str]) -> None:
         """Releases donated arguments that nothing reads before the first launch."""
         unread = [
-            a for a in self.arguments if a in self.donated and a not in self.last_use and a not in self.kept
+            a
+            for a in self.arguments
+            if a in self.donated and a not in self.last_use and a not in self.lasting
         ]
         if unread:
             first = self.ops[0] if self.ops else self.terminator
@@ -242,7 +246,7 @@ class _Lifetimes:
             number: value
             for number, value in enumerate(operands)
             if self.last_use.get(value) == n
-            and value not in self.kept
+            and value not in self.lasting
             # A value on several slices is several buffers; and a buffer cannot be given away that is another
             # operand, too.
             and len(self.slices.get(value, ())) == 1

@@ -31,7 +31,7 @@ def assign_channels(module: ir.Module, main: ir.OpView, events: Sequence[Event])
     Args:
       events: the launches and sends, in an order that they can run in.
     """
-    taken = set(symbol_table(module))
+    used_names = set(symbol_table(module))
     operations = [event.op for event in events]
     first_read = first_reads(operations)
     channels: dict[_Endpoints, list[_Channel]] = {}
@@ -46,8 +46,8 @@ def assign_channels(module: ir.Module, main: ir.OpView, events: Sequence[Event])
         fitting = (c for c in channels.setdefault(key, []) if c.last_read <= read)
         channel = next(fitting, None)
         if channel is None:
-            channel = _Channel(unique_name(f"c{len(endpoints)}", taken), read, [])
-            taken.add(channel.name)
+            channel = _Channel(unique_name(f"c{len(endpoints)}", used_names), read, [])
+            used_names.add(channel.name)
             channels[key].append(channel)
             endpoints[channel.name] = key
         channel.last_read = read

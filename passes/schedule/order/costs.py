@@ -73,7 +73,7 @@ class LaunchTimes:
             return {n: self._flops[n] for n in members if n in self._calls}, FLOPS
         launches = {n: self._timed(n) for n in members}
         document = {} if times == UNITS else _read(times, self._program)
-        read = times_of(_known(document, launches.values()), list(launches.values()))
+        read = times_of(_entries_for(document, launches.values()), list(launches.values()))
         read = read.in_program(launches.values())
         return {n: read.of(launch) for n, launch in launches.items() if n in self._calls}, read.unit
 
@@ -90,16 +90,16 @@ class LaunchTimes:
         if times in (FLOPS, UNITS):
             return CallTimes(tables, times if times == FLOPS else None)
         try:
-            taken, unit = self.of(self._calls, times)
+            times_by_launch, unit = self.of(self._calls, times)
         except TimesError:
             # The file is of the loops alone.
             return CallTimes(tables)
-        return CallTimes({**tables, unit: self._table(taken)}, unit)
+        return CallTimes({**tables, unit: self._table(times_by_launch)}, unit)
 
-    def _table(self, taken: Mapping[int, float]) -> dict[CallKey, float]:
+    def _table(self, times_by_launch: Mapping[int, float]) -> dict[CallKey, float]:
         """Returns the mean time of calls of one kind."""
         times: dict[CallKey, list[float]] = {}
-        for n, time in taken.items():
+        for n, time in times_by_launch.items():
             calls = self._calls[n]
             for call in calls:
                 key = CallKey(loop_of_op(self._events[n].op), call.stage, kind_of(call))
@@ -114,11 +114,11 @@ class LaunchTimes:
 
 def durations_of(loop: Loop, launches: LaunchTimes, times: str) -> tuple[dict[Action, float], str]:
     """Returns the duration of each action of a loop, and their unit; see `LaunchTimes.of`."""
-    taken, unit = launches.of(loop.members, times)
+    times_by_launch, unit = launches.of(loop.members, times)
     durations: dict[Action, float] = {}
     for n, actions in loop.actions.items():
         for action in actions:
-            durations[action] = durations.get(action, 0.0) + taken[n] / len(actions)
+            durations[action] = durations.get(action, 0.0) + times_by_launch[n] / len(actions)
     return durations, unit
 
 
@@ -167,7 +167,7 @@ def _read(path: str, program: str) -> Mapping[str, Any]:
     return document
 
 
-def _known(document: Mapping[str, Any], launches: Iterable[_NamedLaunch]) -> dict[str, Any]:
+def _entries_for(document: Mapping[str, Any], launches: Iterable[_NamedLaunch]) -> dict[str, Any]:
     """Drops entries for computations that other schedules add."""
     names = {"computations": {x.computation for x in launches}, "launches": {x.label for x in launches}}
     return {

@@ -134,8 +134,8 @@ class _ExchangeLowering:
                 for t in range(count)
             ]
         for n, op in enumerate(group):
-            for result, wholes in zip(op.results, joined, strict=True):
-                result.replace_all_uses_with(wholes[n])
+            for result, values in zip(op.results, joined, strict=True):
+                result.replace_all_uses_with(values[n])
         for op in reversed(group[1:]):
             op.operation.erase()
         # Where all slices have one device, each transfer copies it.
@@ -154,9 +154,9 @@ class _ExchangeLowering:
         """Launches a computation between the values of exchanges on a slice and their blocks."""
         types = [op.operands[0].type for op in group]
         key = tuple((side.mesh_name, type_, side.sharding) for side, type_ in zip(sides, types, strict=True))
-        wholes = [side.attribute() for side in sides]
+        values = [side.attribute() for side in sides]
         blocks = [side.attribute() for side in sides for _ in group[0].slices]
-        shardings = (wholes, blocks) if len(operands) == len(group) else (blocks, wholes)
+        shardings = (values, blocks) if len(operands) == len(group) else (blocks, values)
         return self.transfers.launch_on(sides[0].slice, name, key, operands, *shardings, body)
 
 

@@ -15,7 +15,7 @@ from pathways.passes.schedule.search.construct import construct, usual_rules
 from pathways.passes.schedule.search.improve import Numbers
 from pathways.passes.schedule.search.replay import compared, replay, tie_time
 from pathways.passes.schedule.search.scheduling_problem import Limit, SearchProblem, counted
-from pathways.passes.schedule.search.search import Budget, Found, NothingFitsError, search
+from pathways.passes.schedule.search.search import Budget, NothingFitsError, SearchResult, search
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,9 @@ def orders_by(
         return _pattern(request, work)
     orderer = _Orderer(request, work, costs)
     if request.policy == SEARCH:
-        found = orderer.search()
-        report(_describe(found))
-        return orderer.problem.named(found.orders)
+        result = orderer.search()
+        report(_describe(result))
+        return orderer.problem.named(result.orders)
     return orderer.problem.named(orderer.fastest(request.policy)[0])
 
 
@@ -95,9 +95,10 @@ class _Orderer:
         if best is None:
             # Fails where slices would wait for each other; else it is the limits that are broken.
             start_times(self.problem.named(pattern), self.work.needs)
-            broken = (found for row in pattern if (found := self.problem.broken(row)) is not None)
+            broken = (violation for row in pattern if (violation := self.problem.broken(row)) is not None)
             limit, alive = next(broken)
-            raise PolicyError(f"keeps {alive} {limit.what} alive at once, more than {limit.most}: use search")
+            quantity = f"{alive} {limit.quantity}"
+            raise PolicyError(f"keeps {quantity} alive at once, more than {limit.most}: use search")
         return best
 
     def by_times(self, policy: str) -> Numbers | None:
@@ -110,7 +111,7 @@ class _Orderer:
         problem = self.problem_with(alive)
         return construct(problem, usual_rules(problem)[policy])
 
-    def search(self) -> Found:
+    def search(self) -> SearchResult:
         """Returns the best order that a search finds."""
         named: dict[str, Numbers] = {}
         for policy in POLICIES:
@@ -123,8 +124,8 @@ class _Orderer:
         try:
             return search(self.problem, named, budget)
         except NothingFitsError as error:
-            what = f"{error.least} {error.limit.what}"
-            raise PolicyError(f"needs at least {what}, and may have {error.limit.most}") from None
+            least = f"{error.least} {error.limit.quantity}"
+            raise PolicyError(f"needs at least {least}, and may have {error.limit.most}") from None
 
 
 def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
@@ -142,7 +143,7 @@ def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
     )
     orders = policy_named(request.policy)(pipeline)
     return [
-        [one for action in order for one in fitting(action._replace(stage=stages[action.stage]), work)]
+        [action for step in order for action in fitting(step._replace(stage=stages[step.stage]), work)]
         for order in orders
     ]
 
@@ -150,15 +151,15 @@ def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
 def fitting(action: Action, work: Work) -> list[Action]:
     """Returns what a program has of an action; a whole backward runs when its first half would."""
     kinds = {"F": "F", "B": "BIW", "I": "BI", "W": "W"}[action.kind]
-    return [one for kind in kinds if (one := action._replace(kind=kind)) in work.needs]
+    return [variant for kind in kinds if (variant := action._replace(kind=kind)) in work.needs]
 
 
-def _describe(found: Found) -> str:
+def _describe(result: SearchResult) -> str:
     """Describes the result of a search."""
     than = "no policy stays within the limits"
-    if found.best is not None:
-        name, time = found.best
-        faster = time / found.step_time - 1 if found.step_time else 0.0
+    if result.best is not None:
+        name, time = result.best
+        faster = time / result.step_time - 1 if result.step_time else 0.0
         than = f"{faster:.1%} faster than '{name}', the best policy"
-    steps = f"{found.steps} step" + "s" * (found.steps != 1)
-    return f"is ordered by a search of {steps}: {than}; {found.gap:.1%} above the lower bound"
+    steps = f"{result.steps} step" + "s" * (result.steps != 1)
+    return f"is ordered by a search of {steps}: {than}; {result.gap:.1%} above the lower bound"

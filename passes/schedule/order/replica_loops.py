@@ -22,8 +22,8 @@ def ranks(loops: Sequence[Loop]) -> list[int]:
     names = {name: n for n, name in enumerate(dict.fromkeys(group.values()))}
     needs: dict[int, set[int]] = {n: set() for n in names.values()}
     for loop in loops:
-        own = names[group[loop.op.sym_name]]
-        needs[own] |= {names[group[other]] for other in loop.needs} - {own}
+        number = names[group[loop.op.sym_name]]
+        needs[number] |= {names[group[other]] for other in loop.needs} - {number}
     position = {n: k for k, n in enumerate(topological_order(needs))}
     return [position[names[group[loop.op.sym_name]]] for loop in loops]
 

@@ -62,7 +62,7 @@ class Schedule(Pass):
     - `gpipe` does all forwards, then all backwards.
     - `1f1b` runs a backward as soon as one is ready, and keeps the fewest activations alive.
     - `interleaved-1f1b` does the same with several stages per slice, assigned round-robin.
-    - `eager` runs first what is furthest from the end of the step.
+    - `eager` prefers the actions that are furthest from the end of the step.
     - `zb-h1` is `1f1b` with the weight halves of backwards filling its bubbles.
     - `zb-h2` idles less, and keeps nearly twice as much alive.
     - `zb-v` does so for the memory of `1f1b`, with two stages on each slice in a V.
@@ -72,7 +72,7 @@ class Schedule(Pass):
     A program may bring a policy, a function that sees the shape of the pipeline. Its loops then
     request `custom`, whose order cannot be computed again without the program.
 
-    A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on what is alive, which are
+    A policy may have options, as in `zb-h1(max-live=4, times=times.json)`: limits on live values, which are
     `max-live`, `max-pending` and `max-bytes`, and `times`: a file of durations or a trace, `flops` for
     estimates, or `units`, with the `latency` and `bandwidth` of links. By `1f1b`, `eager`, `zb-h1` and
     `zb-h2` actions are then ordered as these take time, if that is faster than their pattern. A search has
@@ -80,8 +80,8 @@ class Schedule(Pass):
 
     A launch of a loop that is neither forward nor backward runs right before the action that first needs it
     if that is on its slice; if another slice needs it first, as soon as possible. Launches outside loops run
-    before the loops, or after those whose results they read; those that have nothing to do with any loop run
-    after all of them. Exchanges of replicas overlap with the loop: each runs after what it reads, sums one
+    before the loops, or after the loops whose results they read; launches without relation to any loop run
+    after all of them. Exchanges of replicas overlap with the loop: each runs after its operands, sums one
     action later, when the terms of others have arrived. Loops of replicas have one schedule and run side by
     side; where each starts from what the one before passes on, what leads to that and needs no action runs
     first. Slices that may share devices have one order together. The block of `@main` is sorted
@@ -225,16 +225,16 @@ class Schedule(Pass):
             fail(main, "has no loop with stages that a schedule file could order")
         works = {name: _work_of(module, events, loop) for name, loop in staged.items()}
         (first, *more) = (loop.op for loop in staged.values())
-        whole = main if more else first
+        subject = main if more else first
         try:
             # Spreadsheets put a byte order mark in front.
             orders = read_schedules(Path(self.file).read_bytes().decode("utf-8-sig"), works)
         except OSError as error:
-            fail(whole, f"cannot be scheduled by '{self.file}': {error.strerror}")
+            fail(subject, f"cannot be scheduled by '{self.file}': {error.strerror}")
         except UnicodeDecodeError:
-            fail(whole, f"cannot be scheduled by '{self.file}': it is not UTF-8 text")
+            fail(subject, f"cannot be scheduled by '{self.file}': it is not UTF-8 text")
         except ScheduleFileError as error:
-            op = whole if error.loop is None else staged[error.loop].op
+            op = subject if error.loop is None else staged[error.loop].op
             fail(op, f"cannot be scheduled by '{self.file}': {error}")
         return {
             name: start_times(orders[name], works[name].needs) if name in orders else {} for name in loops

@@ -127,19 +127,19 @@ def _overlapping(
     for loop, start in zip(loops, times, strict=True):
         for action, time in start.items():
             actions.setdefault(loop.slices[action.stage], []).append(time)
-    found: dict[int, Instant] = {}
+    overlapping: dict[int, Instant] = {}
     for n, event in enumerate(events):
-        makers = [known[m] for m in event.waits_for for known in (found, instants) if m in known]
+        makers = [table[m] for m in event.waits_for for table in (overlapping, instants) if m in table]
         if not makers:
             continue
         ready = max(makers)
-        if event.moves and any(m in found for m in event.waits_for):
-            found[n] = ready
+        if event.moves and any(m in overlapping for m in event.waits_for):
+            overlapping[n] = ready
         elif _overlaps(event) and segments[n] % 2:
             arrives = any(events[m].moves for m in event.waits_for)
             later = [time for time in actions.get(event.slice, ()) if time > ready.time] if arrives else []
-            found[n] = Instant(min(later, default=ready.time), _AFTER)
-    return found
+            overlapping[n] = Instant(min(later, default=ready.time), _AFTER)
+    return overlapping
 
 
 def _overlaps(event: Event) -> bool:

@@ -158,8 +158,8 @@ def _value(name: str, text: str, fail: Any) -> Any:
         case "solver":
             return text if text in _SOLVERS else fail(f"'solver' must be {', '.join(_SOLVERS)}, got '{text}'")
         case "recompute":
-            known = {"true": True, "false": False}
-            return known[text] if text in known else fail(f"'recompute' must be true or false, got '{text}'")
+            bools = {"true": True, "false": False}
+            return bools[text] if text in bools else fail(f"'recompute' must be true or false, got '{text}'")
         case "max-bytes" | "latency" | "bandwidth":
             try:
                 if name == "max-bytes":

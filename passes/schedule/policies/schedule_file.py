@@ -103,8 +103,8 @@ def read_schedules(text: str, works: Mapping[str, Work]) -> dict[str, list[list[
             orders[name] = reader.read(sections[name])
             reader.check(orders[name])
         except ScheduleFileError as error:
-            where = f"@{name}, " if len(works) > 1 else ""
-            raise ScheduleFileError(f"{where}{error}", name) from None
+            place = f"@{name}, " if len(works) > 1 else ""
+            raise ScheduleFileError(f"{place}{error}", name) from None
     return orders
 
 
@@ -180,8 +180,8 @@ class _ScheduleReader:
 
     def read(self, rows: _Section) -> list[list[Action]]:
         if len(rows) != len(self.work.rows):
-            wanted = ", ".join(f"@{name}" for name in self.work.rows)
-            raise ScheduleFileError(f"expected {len(self.work.rows)} rows, for {wanted}, got {len(rows)}")
+            slices = ", ".join(f"@{name}" for name in self.work.rows)
+            raise ScheduleFileError(f"expected {len(self.work.rows)} rows, for {slices}, got {len(rows)}")
         return [
             [
                 action
@@ -249,8 +249,8 @@ class _ScheduleReader:
         missing = sorted(set(self.work.needs) - set(self.cells))
         if missing:
             row = self.row_of(self.work.slices[missing[0].stage])
-            what = f"{missing[0]} and {len(missing) - 1} more are" if len(missing) > 1 else f"{missing[0]} is"
-            raise ScheduleFileError(f"row {row}: {what} missing")
+            some = f"{missing[0]} and {len(missing) - 1} more are" if len(missing) > 1 else f"{missing[0]} is"
+            raise ScheduleFileError(f"row {row}: {some} missing")
         # The usual mistake, which is easier to read as two places than as a cycle.
         for actions in orders:
             position = {action: n for n, action in enumerate(actions)}

@@ -17,7 +17,7 @@ def zb_v(pipeline: Pipeline) -> Order:
     1. 2 (S - k) - 1 forwards downwards, then k times one upwards and one downwards;
     2. S - k times all that there is of a microbatch upwards: F, I and W;
     3. F, I and W downwards and upwards in turn, until there are no more forwards;
-    4. k times an I downwards and one upwards, then I and W downwards, and what is left.
+    4. k times an I downwards and one upwards, then I and W downwards, and the remaining halves.
 
     At most 2 S stages of microbatches are alive on a slice, as much as 1F1B keeps on its first slice. With
     F = I = W and M >= 2 S - 1 no slice idles between its first and its last action.
@@ -29,10 +29,10 @@ def zb_v(pipeline: Pipeline) -> Order:
             "needs two stages on each slice in a V, such as s0, s1, s1, s0, each with its own `stage=`: "
             "use zb-h1 for one stage on each slice, interleaved-zb for slices in round-robin order"
         )
-    wanted = 2 * width - 1
-    if pipeline.backward and pipeline.microbatches < wanted:
+    least = 2 * width - 1
+    if pipeline.backward and pipeline.microbatches < least:
         raise PolicyError(
-            f"needs at least {wanted} microbatches for {width} slices, got {pipeline.microbatches}: use 1f1b"
+            f"needs at least {least} microbatches for {width} slices, got {pipeline.microbatches}: use 1f1b"
         )
     orders: Order = [[] for _ in range(width)]
     for stage, place in enumerate(down):

@@ -29,9 +29,9 @@ def zb_h2(pipeline: Pipeline) -> Order:
     """
     _check_visits(pipeline)
     longest = pipeline.longest
-    wanted = 2 * longest - 1
-    if pipeline.backward and pipeline.microbatches < wanted:
-        needs = f"needs at least {wanted} microbatches for a chain of {longest} stages"
+    least = 2 * longest - 1
+    if pipeline.backward and pipeline.microbatches < least:
+        needs = f"needs at least {least} microbatches for a chain of {longest} stages"
         raise PolicyError(f"{needs}, got {pipeline.microbatches}: use zb-h1")
     return _by_stages(pipeline, [(2 * left - 1, 2 * (longest - left)) for left in pipeline.to_loss])
 

@@ -149,7 +149,7 @@ def usual_rules(problem: SearchProblem) -> Mapping[str, Rules]:
     def same(number: int) -> tuple[int, ...]:
         return (number,) * count
 
-    known = {
+    rules = {
         "1f1b": Rules(tuple(left), same(0)),
         "zb-h1": Rules(tuple(left), tuple(longest - n for n in left)),
         "zb-h2": Rules(tuple(2 * n - 1 for n in left), tuple(2 * (longest - n) for n in left)),
@@ -164,9 +164,9 @@ def usual_rules(problem: SearchProblem) -> Mapping[str, Rules]:
     cycle = max((sum(problem.durations[n] for n in row) for row in problem.rows), default=0.0) / every
     if cycle > 0:
         ahead = tuple(1 + math.ceil(way / cycle) for way in back)
-        known["way"] = Rules(ahead, tuple(max(ahead) - a for a in ahead))
-        known["way2"] = Rules(tuple(2 * a - 1 for a in ahead), same(every))
-    return known
+        rules["way"] = Rules(ahead, tuple(max(ahead) - a for a in ahead))
+        rules["way2"] = Rules(tuple(2 * a - 1 for a in ahead), same(every))
+    return rules
 
 
 def _way_back(problem: SearchProblem, stages: list[int]) -> list[float]:

@@ -35,12 +35,12 @@ class Limit:
     """Limit on a live quantity on a slice, such as bytes.
 
     Attributes:
-      what: the quantity, in words.
+      quantity: the quantity, in words.
       most: the size that may be alive at once.
       held: the counted values.
     """
 
-    what: str
+    quantity: str
     most: int
     held: Sequence[Held]
 
@@ -177,9 +177,9 @@ class SearchProblem:
     def lower_bound(self) -> float:
         """Returns a time that no order can be faster than.
 
-        The bound is the longest way through actions that wait for each other, or make room for each other; or
-        what a slice needs that may interrupt its actions, each with its way into the slice and out of it; or
-        the way into what is held, as much of that at once as its limit lets be, and the way out.
+        The bound is the longest of three times: the way through actions that wait for each other, or make
+        room for each other; the work of a slice that may interrupt its actions, each with its way into the
+        slice and out of it; and the way into the held values, as many at once as their limit allows, and out.
         """
         ways = (a + d + b for a, d, b in zip(self.before, self.durations, self.after, strict=True))
         work = map(self._time_of_slice, self.rows)
@@ -331,6 +331,6 @@ def counted(needs: Collection[Action], max_live: int = 0, max_pending: int = 0) 
     if max_live:
         limits += [Limit(f"microbatches of stage {stage}", max_live, held) for stage, held in live.items()]
     if max_pending:
-        what = "halves of weights of stage {} pending"
-        limits += [Limit(what.format(stage), max_pending, held) for stage, held in pending.items()]
+        quantity = "halves of weights of stage {} pending"
+        limits += [Limit(quantity.format(stage), max_pending, held) for stage, held in pending.items()]
     return limits

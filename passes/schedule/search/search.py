@@ -29,7 +29,7 @@ class NothingFitsError(Exception):
     """
 
     def __init__(self, limit: Limit, least: int) -> None:
-        super().__init__(f"at least {least} {limit.what}, more than {limit.most}")
+        super().__init__(f"at least {least} {limit.quantity}, more than {limit.most}")
         self.limit, self.least = limit, least
 
 
@@ -51,7 +51,7 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The best order that was found.
 
     Attributes:
@@ -79,7 +79,7 @@ def search(
     named: Mapping[str, Sequence[Sequence[int]]],
     budget: Budget,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
+) -> SearchResult:
     """Looks for a good order: known ones, then rules that change a little, then orders that do.
 
     The result is never slower than the fastest named order that keeps to the limits. It is the same for equal
@@ -112,7 +112,7 @@ def search(
         left = None if deadline is None else deadline - clock()
         if left is None or left > 0:
             seeker.take(exact.solve(problem, seeker.orders, left, budget.seed))
-    return Found(seeker.orders, seeker.time, seeker.lower_bound, best, steps)
+    return SearchResult(seeker.orders, seeker.time, seeker.lower_bound, best, steps)
 
 
 class _Seeker:

@@ -78,10 +78,10 @@ class UnrollMicrobatches(Pass):
 def _inside(module: ir.Module, loop: dialect.LoopOp) -> list[dialect.LoopOp]:
     """Returns the loops inside of a loop, outer ones first."""
     loops = [op for op in dialect.ops_named(module, ["pw.loop"]) if isinstance(op, dialect.LoopOp)]
-    found = [loop]
-    for around in found:
-        found += [op for op in loops if op.parent == around.sym_name]
-    return found[1:]
+    nested = [loop]
+    for around in nested:
+        nested += [op for op in loops if op.parent == around.sym_name]
+    return nested[1:]
 
 
 def _check_size(main: ir.OpView, loops: Sequence[dialect.LoopOp]) -> None:
@@ -113,12 +113,12 @@ def _numbers(module: ir.Module, main: ir.OpView, loops: Sequence[dialect.LoopOp]
             (place, None) for reader in readers for place in dialect.slices_of_op(reader.opview) or ()
         )
         most = max(most, counts[op.loop])
-    taken = set(dialect.symbol_table(module))
+    used_names = set(dialect.symbol_table(module))
     scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
     attrs = []
     for k in range(most):
-        name = unique_name(f"microbatch_{k}", taken)
-        taken.add(name)
+        name = unique_name(f"microbatch_{k}", used_names)
+        used_names.add(name)
         value = ir.DenseElementsAttr.get_splat(scalar, ir.IntegerAttr.get(scalar.element_type, k))
         dialect.ConstantOp.build(
             sym_name=name, value=value, loc=main.operation.location, ip=ir.InsertionPoint(main)
@@ -235,11 +235,11 @@ class _Unroller:
         names = self.copy_loops(k)
         for op in body:
             # One block for each reader, so that it can become part of it.
-            taken = {v: self.value(v, k, values, ip) for v in dict.fromkeys(op.operands)}
+            operands = {v: self.value(v, k, values, ip) for v in dict.fromkeys(op.operands)}
             copy = op.operation.clone(ip).opview
             for number, value in enumerate(op.operands):
-                if taken[value] != value:
-                    copy.operands[number] = taken[value]
+                if operands[value] != value:
+                    copy.operands[number] = operands[value]
             if copy.loop in names:
                 copy.loop = names[copy.loop]
                 if dialect.op_has(copy, Trait.CLOSES_LOOP):
@@ -267,24 +267,24 @@ class _Unroller:
 
     def arrange(self, split: dialect.SplitOp, ip: ir.InsertionPoint) -> ir.Value:
         """Returns the value to cut blocks from: the whole, or its blocks side by side, each split alike."""
-        whole, block = split.operands[0], split.results[0]
+        value, block = split.operands[0], split.results[0]
         layouts = self.computations.layouts
-        have, wanted = layouts.of(whole, split.slice), layouts.of(block, split.slice)
+        source_layout, block_layout = layouts.of(value, split.slice), layouts.of(block, split.slice)
         mesh = layouts.mesh(split.slice)
-        if self.loop.count == 1 or have.splits(mesh)[0] == wanted.splits(mesh)[0] == 1:
-            return whole
+        if self.loop.count == 1 or source_layout.splits(mesh)[0] == block_layout.splits(mesh)[0] == 1:
+            return value
         # Cut from the whole, the rows of a microbatch would be on a few devices. With a dimension for
         # microbatches in front of them, each device has its rows of every microbatch.
         shape = [self.loop.count, *ir.RankedTensorType(block.type).shape]
         arranged = ir.RankedTensorType.get(shape, ir.RankedTensorType(block.type).element_type)
-        layout = Sharding(((), *wanted.dims))
+        layout = Sharding(((), *block_layout.dims))
         attribute = self.computations.attribute(split.slice, layout)
 
         def body(arguments: list[ir.Value]) -> ir.Value:
             reshaped = stablehlo.reshape(arranged, arguments[0])
             return reshaped if attribute is None else sdy.ShardingConstraintOp(reshaped, attribute).result
 
-        return self.computations.launch("blocks", [whole], body, split, ip, layout)
+        return self.computations.launch("blocks", [value], body, split, ip, layout)
 
     def blocks(self, value: ir.Value, k: int, ip: ir.InsertionPoint) -> ir.Value:
         """Returns the block of a split value for one microbatch."""
@@ -295,13 +295,13 @@ class _Unroller:
         target = ir.RankedTensorType(value.type)
 
         def body(arguments: list[ir.Value]) -> ir.Value:
-            whole, number = arguments
+            array, number = arguments
             shape = list(target.shape)
-            is_arranged = ir.RankedTensorType(whole.type).rank > target.rank
+            is_arranged = ir.RankedTensorType(array.type).rank > target.rank
             sizes = [1, *shape] if is_arranged else shape
             step = integer(1 if is_arranged else shape[0])
             starts = [stablehlo.multiply(number, step), *[integer(0)] * (len(sizes) - 1)]
-            block = stablehlo.dynamic_slice(whole, starts, sizes)
+            block = stablehlo.dynamic_slice(array, starts, sizes)
             return stablehlo.reshape(target, block) if is_arranged else block
 
         return self.computations.launch("block", [source, self.numbers[k]], body, split, ip, layout, k)
@@ -334,7 +334,7 @@ class _Unroller:
         if self.computations.layouts.of(value, like.slice) == layout and not _is_too_much(value, like):
             return value
         return self.computations.launch(
-            "reshard", [value], lambda whole: whole[0], like, ip, layout, microbatch
+            "reshard", [value], lambda arguments: arguments[0], like, ip, layout, microbatch
         )
 
 
