@@ -213,11 +213,11 @@ class TransferLowering:
             return max(enough, key=lambda cut: (math.prod(cut.source.splits), -cut.pieces))
         return min(cuts, key=lambda cut: (cut.copies, cut.pieces))
 
-    def gather_first(self, value: ir.Value, held: Side, wanted: Side) -> ir.Value:
+    def gather_first(self, value: ir.Value, source: Side, target: Side) -> ir.Value:
         """Returns a value gathered on the source, once for all its transfers."""
-        key = (value, held.slice, wanted)
+        key = (value, source.slice, target)
         if key not in self.gathered_values:
-            self.gathered_values[key] = self.gather(value, held, wanted)
+            self.gathered_values[key] = self.gather(value, source, target)
         return self.gathered_values[key]
 
     def side(self, slice: str, sharding: Sharding) -> Side:
@@ -252,16 +252,16 @@ class TransferLowering:
     ) -> list[ir.Value]:
         """Sends pieces along routes."""
         routes = _routes(cut, shape)
-        whole = len(pieces) == math.prod(cut.joins) == 1
+        is_one_piece = len(pieces) == math.prod(cut.joins) == 1
         as_it_is = [Route(0, device) for device in range(cut.source.mesh.size)]
-        arrived = _whole(pieces[0].type, cut.target, cut.cell)
+        arrived = _array_type(pieces[0].type, cut.target, cut.cell)
         moved = TransferOp.build(
             pieces,
             [arrived] * math.prod(cut.joins),
             slice=op.slice,
             sharding=cut.target.attribute(),
             # Refined or gathered, both sides may correspond after all: then there is nothing to route.
-            routes=None if whole and routes == as_it_is else routes,
+            routes=None if is_one_piece and routes == as_it_is else routes,
             loop=op.loop,
             microbatch=op.microbatch,
         )
@@ -292,12 +292,12 @@ class TransferLowering:
         )
         return joined
 
-    def gather(self, value: ir.Value, held: Side, wanted: Side) -> ir.Value:
+    def gather(self, value: ir.Value, source: Side, target: Side) -> ir.Value:
         """Changes the sharding of a value on a slice."""
-        if held == wanted:
+        if source == target:
             return value
-        key = (held.mesh_name, value.type, held.sharding, wanted.sharding)
-        (gathered,) = self.launch("gather", key, [value], held, wanted, list)
+        key = (source.mesh_name, value.type, source.sharding, target.sharding)
+        (gathered,) = self.launch("gather", key, [value], source, target, list)
         return gathered
 
     def launch(
@@ -379,8 +379,8 @@ def _refined(side: Side, grid: Sequence[int]) -> Side:
 
 def _gathered(side: Side) -> Iterator[Side]:
     """Yields the sides on which a value is gathered along minor axes of its dimensions."""
-    for kept in itertools.product(*(range(len(axes) + 1) for axes in side.sharding.dims)):
-        dims = zip(side.sharding.dims, kept, strict=True)
+    for counts in itertools.product(*(range(len(axes) + 1) for axes in side.sharding.dims)):
+        dims = zip(side.sharding.dims, counts, strict=True)
         yield side.with_sharding(Sharding(tuple(axes[:count] for axes, count in dims)))
 
 
@@ -408,11 +408,11 @@ def _routes(cut: _Cut, shape: Sequence[int]) -> list[Route]:
         for number, start in enumerate(_starts(block, cut.cuts, cut.cell)):
             holders[start] = (number, devices)
     needed = cut.target.sharding.blocks(shape, cut.target.mesh)
-    wanted = [list(_starts(block, cut.joins, cut.cell)) for block in needed]
+    starts_by_device = [list(_starts(block, cut.joins, cut.cell)) for block in needed]
     senders = _Senders(cut.source.mesh.size)
     routes = []
     for result in range(math.prod(cut.joins)):
-        for device, starts in enumerate(wanted):
+        for device, starts in enumerate(starts_by_device):
             piece, holding = holders[starts[result]]
             routes.append(Route(piece, senders.take(holding, device)))
     return routes
@@ -479,7 +479,7 @@ def _cut_locally(value: ir.Value, cut: _Cut) -> list[ir.Value]:
             pieces.append(stablehlo.slice(arguments[0], starts, limits, [1] * len(starts)))
         return pieces
 
-    piece = _whole(value.type, cut.source, cut.cell)
+    piece = _array_type(value.type, cut.source, cut.cell)
     return _on_shards([value], shard, [piece] * math.prod(cut.cuts), cut.source, body)
 
 
@@ -520,7 +520,7 @@ def _on_shards(
     return list(computation.results)
 
 
-def _whole(like: ir.Type, side: Side, cell: Sequence[int]) -> ir.RankedTensorType:
+def _array_type(like: ir.Type, side: Side, cell: Sequence[int]) -> ir.RankedTensorType:
     """Returns the type of an array whose shards over a side have the size of a cell."""
     return _sized(like, [shards * size for shards, size in zip(side.splits, cell, strict=True)])
 

@@ -142,7 +142,7 @@ def _share_meshes(module: ir.Module) -> None:
 
 def _apply_specs(main: ir.OpView, meshes: Meshes) -> None:
     """Turns the user's shardings of arguments and results into shardings over their slices."""
-    for what, attrs, slices, values, store in (
+    for side, attrs, slices, values, store in (
         ("argument", argument_attrs(main), argument_slices(main), main.type.inputs, set_argument_attrs),
         ("result", result_attrs(main), result_slices(main), main.type.results, set_result_attrs),
     ):
@@ -156,9 +156,9 @@ def _apply_specs(main: ir.OpView, meshes: Meshes) -> None:
                 if len({meshes[place].symbol for place in places}) == 1:
                     entry[SHARDING] = open_but_last(home.symbol, ir.RankedTensorType(value).rank)
                 continue
-            info = entry.get(ARGUMENT_INFO if what == "argument" else RESULT_INFO)
+            info = entry.get(ARGUMENT_INFO if side == "argument" else RESULT_INFO)
             named = info.value if info is not None else f"#{number}"
-            label = named if named.startswith(what) else f"{what} {named}"
+            label = named if named.startswith(side) else f"{side} {named}"
             shape = ir.RankedTensorType(value).shape
             dims = tuple(tuple(axis.value for axis in dim) for dim in spec)
             sharding = Sharding(dims + ((),) * (len(shape) - len(dims)))
@@ -235,13 +235,13 @@ def _renamed(sharding: Sharding, shape: list[int], mesh: Mesh) -> Sharding:
     sizes = dict(mesh.axes)
     dims = []
     for size, axes in zip(shape, sharding.dims, strict=True):
-        kept: list[str] = []
+        usable: list[str] = []
         shards = 1
         for axis in axes:
             if axis in sizes and size % (shards * sizes[axis]) == 0:
-                kept.append(axis)
+                usable.append(axis)
                 shards *= sizes[axis]
-        dims.append(tuple(kept))
+        dims.append(tuple(usable))
     return Sharding(tuple(dims))
 
 

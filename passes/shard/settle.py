@@ -21,27 +21,27 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
     computations = Computations(module, layouts.symbols)
     resharded: dict[tuple[ir.Value, str, Sharding], ir.Value] = {}
     slices = dialect.argument_slices(main)
-    wanted_results = list(zip(dialect.result_attrs(main), dialect.result_slices(main), strict=True))
+    expected_results = list(zip(dialect.result_attrs(main), dialect.result_slices(main), strict=True))
     for op in list(body_block(main).operations):
-        wanted: list[tuple[dict[str, ir.Attribute], dialect.Slices | None]]
+        expected: list[tuple[dict[str, ir.Attribute], dialect.Slices | None]]
         if isinstance(op, dialect.LaunchOp):
-            wanted = [(attrs, (op.slice,)) for attrs in dialect.argument_attrs(layouts.symbols[op.callee])]
+            expected = [(attrs, (op.slice,)) for attrs in dialect.argument_attrs(layouts.symbols[op.callee])]
         elif isinstance(op, (dialect.CarryOp, dialect.NextOp)):
             carried = op.carry.sharding if isinstance(op, dialect.NextOp) else op.sharding
             attrs = {} if carried is None else {SHARDING: carried}
-            wanted = [(attrs, (op.slice,)) for _ in op.operands]
+            expected = [(attrs, (op.slice,)) for _ in op.operands]
         elif isinstance(op, dialect.AllToAllOp):
-            wanted = [
+            expected = [
                 (_without_leading(layouts.of(value, place), layouts.meshes[place]), (place,))
                 for value, place in zip(op.operands, op.slices, strict=True)
             ]
         elif op.operation.name == "func.return":
-            wanted = wanted_results
+            expected = expected_results
         else:
             # Transfers, splits and reductions accept any sharding: `pw-lower-transfers` and
             # `pw-unroll-microbatches` launch what they need.
             continue
-        for number, (value, (attrs, places)) in enumerate(zip(list(op.operands), wanted, strict=True)):
+        for number, (value, (attrs, places)) in enumerate(zip(list(op.operands), expected, strict=True)):
             home = dialect.slices_of(value, slices) or ()
             read_on = [place for place in places or home if place in home]
             if SHARDING not in attrs:
@@ -82,19 +82,19 @@ def _reshard(
     """Launches, in front of the first reader, a computation that changes the sharding of a value."""
     location = reader.operation.location if isinstance(value, ir.BlockArgument) else value.owner.location
     mesh = layouts.meshes[place].symbol
-    source, wanted = make_sharding(mesh, layouts.of(value, place)), make_sharding(mesh, target)
+    source, target_attr = make_sharding(mesh, layouts.of(value, place)), make_sharding(mesh, target)
     launch = dialect.LaunchOp.build(
         [_copy_on(place, value)],
         [value.type],
         callee=computations.make(
-            "reshard", [value.type], list, location, arguments=[source], results=[wanted]
+            "reshard", [value.type], list, location, arguments=[source], results=[target_attr]
         ),
         slice=place,
         loop=dialect.loop_of(value),
         loc=location,
         ip=ir.InsertionPoint(reader),
     )
-    remark(launch, f"two shardings meet: {_show(source)} is resharded to {_show(wanted)} on @{place}")
+    remark(launch, f"two shardings meet: {_show(source)} is resharded to {_show(target_attr)} on @{place}")
     return launch.results[0]
 
 

@@ -122,7 +122,7 @@ class _AllReduceAsIdentity(_Identity[dialect.AllReduceOp]):
 
 
 class _AllToAllAsIdentities(_Identity[dialect.AllToAllOp]):
-    """Identities, one on each slice: received blocks have the sharding of sent blocks."""
+    """Identities, one on each slice: received blocks are sharded as the sent blocks are."""
 
     def encode(self, op: dialect.AllToAllOp) -> ir.OpView:
         return stablehlo.OptimizationBarrierOp(list(op.operands))

@@ -195,8 +195,8 @@ def _write(
     for argument, attrs in zip(problem.arguments, arguments, strict=True):
         slices[argument] = mirrored.get(argument) or _argument_places(problem, homes, op_places, argument)
         attrs[SLICE] = attribute(slices[argument])
-    for op, own_slices in zip(problem.operations, op_places, strict=True):
-        places = own_slices or mirrored[op.results[0]]
+    for op, chosen in zip(problem.operations, op_places, strict=True):
+        places = chosen or mirrored[op.results[0]]
         slices.update(dict.fromkeys(op.results, places))
         # Carries, and what is handed on to them, may be on several slices until `pw-outline`, and name them
         # as glue does.
@@ -206,7 +206,7 @@ def _write(
             op.view.slice = problem.names[min(places)]
             continue
         op.view.attributes[SLICE] = attribute(places)
-        if not own_slices and op.handed_on is None:
+        if not chosen and op.handed_on is None:
             op.view.attributes[MIRRORED] = ir.UnitAttr.get()
     for attrs, value in zip(results, problem.returned, strict=True):
         attrs[SLICE] = attribute(slices[value])

@@ -131,11 +131,11 @@ class _Flow:
     def halves(self) -> Halves:
         """Finds the cut and reads it off."""
         operations, maker = self.request.operations, self.maker
-        kept = set(self.solve())
-        first = [op for n, op in enumerate(operations) if n in kept]
+        nodes = set(self.solve())
+        first = [op for n, op in enumerate(operations) if n in nodes]
 
         def is_second(value: ir.Value) -> bool:
-            return value in maker and self.again[maker[value]] not in kept
+            return value in maker and self.again[maker[value]] not in nodes
 
         late_in_second = [v for v in self.request.late if is_second(v)]
         second: set[int] = set()
@@ -149,7 +149,7 @@ class _Flow:
                 pending += [v for v in self.reads[number] if is_second(v)]
         # Where the second half's node is on the side of the sources, it reads the value of the first half.
         passed = [
-            r for n, op in enumerate(operations) if self.again[n] in kept for r in op.results if r in read
+            r for n, op in enumerate(operations) if self.again[n] in nodes for r in op.results if r in read
         ]
         return Halves(first, [operations[n] for n in sorted(second)], set(late_in_second), passed)
 
@@ -200,11 +200,11 @@ class _Flow:
 
     def slice(self) -> set[int]:
         """Returns the operations that the first half needs in any case."""
-        found: set[int] = set()
+        needed: set[int] = set()
         pending = list(self.roots)
         while pending:
             number = pending.pop()
-            if number not in found:
-                found.add(number)
+            if number not in needed:
+                needed.add(number)
                 pending += [self.maker[v] for v in self.reads[number] if v in self.maker]
-        return found
+        return needed

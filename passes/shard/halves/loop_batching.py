@@ -46,12 +46,12 @@ class LoopBody:
 
     def place(self, index: ir.Value) -> Linear | None:
         """Returns the place of each iteration in a stack of all of them; None for any other index."""
-        found = linear(index)
-        counter = None if found.variable is None else self.counters.get(found.variable)
+        row = linear(index)
+        counter = None if row.variable is None else self.counters.get(row.variable)
         if counter is None:
             return None
-        found = found.of(None, counter.factor, counter.offset)
-        return found if found in (self.forwards, self.backwards) else None
+        row = row.of(None, counter.factor, counter.offset)
+        return row if row in (self.forwards, self.backwards) else None
 
     def is_index(self, op: ir.OpView) -> bool:
         """Returns whether an operation computes an index from the number of the iteration."""
@@ -134,8 +134,8 @@ def _is_read(op: ir.OpView, body: LoopBody, same: set[ir.Value]) -> bool:
 
 def _is_place(stack: ir.Value, row: ir.Value, starts: Sequence[ir.Value], body: LoopBody) -> bool:
     """Returns whether a slice of an array is that of an iteration, with one slice for each."""
-    whole, shape = ir.RankedTensorType(stack.type).shape, ir.RankedTensorType(row.type).shape
-    if not shape or shape != [1, *whole[1:]] or whole[0] != body.count or body.place(starts[0]) is None:
+    stacked, shape = ir.RankedTensorType(stack.type).shape, ir.RankedTensorType(row.type).shape
+    if not shape or shape != [1, *stacked[1:]] or stacked[0] != body.count or body.place(starts[0]) is None:
         return False
     # The row has all of these dimensions, so that StableHLO clamps other constants to 0.
     return all(linear(start).variable is None for start in starts[1:])

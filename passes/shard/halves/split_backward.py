@@ -68,12 +68,12 @@ class SplitBackward(Pass):
     def run(self, module: ir.Module) -> None:
         main = main_function(module)
         by_file = loops_with_halves(self.file, _staged_loops(main)) if self.file else set()
-        wanted = [op for op in dialect.ops_named(module, ["pw.loop"]) if self.is_wanted(op, by_file)]
-        loops = {op.sym_name for op in wanted}
+        split_loops = [op for op in dialect.ops_named(module, ["pw.loop"]) if self.has_halves(op, by_file)]
+        loops = {op.sym_name for op in split_loops}
         if not loops:
             return
         by_request = not self.file and any(
-            request.recompute for op in wanted if (request := self.request(op))
+            request.recompute for op in split_loops if (request := self.request(op))
         )
         splitter = _Splitter(module, self.recompute or by_request)
         waits = _Waits()
@@ -84,7 +84,7 @@ class SplitBackward(Pass):
                     waits.urgent.update(op.operands)
             elif op.loop in loops and _is_backward(op):
                 (stage,) = {origin.stage for origin in op.origins}
-                for half in splitter.split(op, waits.wanted(op, stage)):
+                for half in splitter.split(op, waits.awaited_results(op, stage)):
                     is_weight = any(origin.part == "weight" for origin in half.origins)
                     waits.read(half, {stage} if is_weight else None)
             elif (
@@ -99,7 +99,7 @@ class SplitBackward(Pass):
                 waits.read(op, set().union(*(waits.late.get(r, ()) for r in op.results)))
         erase_unused_functions(module)
 
-    def is_wanted(self, op: ir.OpView, by_file: set[str]) -> bool:
+    def has_halves(self, op: ir.OpView, by_file: set[str]) -> bool:
         """Returns whether the schedule of a loop has halves."""
         if not isinstance(op, dialect.LoopOp) or op.sequential:
             return False
@@ -144,7 +144,7 @@ class _Waits:
     urgent: set[ir.Value] = dataclasses.field(default_factory=set)
     late: dict[ir.Value, set[int | None]] = dataclasses.field(default_factory=dict)
 
-    def wanted(self, launch: dialect.LaunchOp, stage: int | None) -> tuple[int, ...]:
+    def awaited_results(self, launch: dialect.LaunchOp, stage: int | None) -> tuple[int, ...]:
         """Returns the results of a backward that others wait for, other stages on its slice included."""
         return tuple(
             n
@@ -185,14 +185,14 @@ class _Halved:
       weight: the other one, which takes that after its arguments.
       passed: for each value passed on, the result of the first half that it is.
       passed_bytes: their size.
-      whole: what stays in the first half as a whole, in words.
+      unsplit: what stays in the first half as a whole, in words.
     """
 
     input: _Half
     weight: _Half
     passed: Sequence[int]
     passed_bytes: int
-    whole: tuple[str, ...]
+    unsplit: tuple[str, ...]
 
 
 class _Splitter:
@@ -207,22 +207,22 @@ class _Splitter:
         """Returns whether an operation does more than compute its results."""
         return has_side_effect(op, self.symbols, self.effects)
 
-    def split(self, launch: dialect.LaunchOp, wanted: tuple[int, ...]) -> list[dialect.LaunchOp]:
+    def split(self, launch: dialect.LaunchOp, awaited: tuple[int, ...]) -> list[dialect.LaunchOp]:
         """Replaces a launch by its halves, which it returns.
 
         Args:
-          wanted: its results that others wait for.
+          awaited: its results that others wait for.
         """
-        if not wanted and not self.has_effect(self.symbols[launch.callee]):
+        if not awaited and not self.has_effect(self.symbols[launch.callee]):
             _name(launch, "weight")
             return [launch]
         costs = tuple(_bytes_kept(v, launch.loop) for v in launch.operands)
-        key = (launch.callee, wanted, costs)
+        key = (launch.callee, awaited, costs)
         if key not in self.splits:
             self.splits[key] = self.make(*key)
         split = self.splits[key]
-        for what in split if isinstance(split, tuple) else split.whole:
-            remark(launch, f"keeps {what} in the half that others wait for, so it is not split")
+        for subject in split if isinstance(split, tuple) else split.unsplit:
+            remark(launch, f"keeps {subject} in the half that others wait for, so it is not split")
         if isinstance(split, tuple):
             _name(launch, "input")
             return [launch]
@@ -231,10 +231,10 @@ class _Splitter:
     def replace(self, launch: dialect.LaunchOp, split: _Halved) -> list[dialect.LaunchOp]:
         """Launches both halves of a computation, which it returns."""
         if _is_repeated(launch, self.symbols[launch.callee]):
-            kept = {launch.operands[n] for n in split.weight.arguments} - {
+            read = {launch.operands[n] for n in split.weight.arguments} - {
                 v for v in launch.operands if not _bytes_kept(v, launch.loop)
             }
-            size = sum(byte_size(v.type) for v in kept)
+            size = sum(byte_size(v.type) for v in read)
             remark(
                 launch,
                 f"is split: {split.passed_bytes} bytes per microbatch are passed on to the "
@@ -269,17 +269,19 @@ class _Splitter:
             block = body_block(scratch)
             returned = list(block.operations)[-1].operands
             loops = LoopSplitter(scratch, self.has_effect, self.repeats)
-            kept = dict(zip(block.arguments, costs, strict=True))
-            loops.split(block, [returned[n] for n in urgent], kept)
+            byte_costs = dict(zip(block.arguments, costs, strict=True))
+            loops.split(block, [returned[n] for n in urgent], byte_costs)
             *operations, terminator = block.operations
-            wanted = dict.fromkeys(terminator.operands[n] for n in urgent)
-            late = [v for v in dict.fromkeys(terminator.operands) if v not in wanted]
+            awaited = dict.fromkeys(terminator.operands[n] for n in urgent)
+            late = [v for v in dict.fromkeys(terminator.operands) if v not in awaited]
             halves = halve(
-                HalvesRequest(operations, list(wanted), late, kept, self.has_effect, repeats=self.repeats)
+                HalvesRequest(
+                    operations, list(awaited), late, byte_costs, self.has_effect, repeats=self.repeats
+                )
             )
             if not halves.late_in_second:
-                return tuple(loops.whole)
-            return self.emit(callee, scratch, halves, tuple(loops.whole))
+                return tuple(loops.unsplit)
+            return self.emit(callee, scratch, halves, tuple(loops.unsplit))
         finally:
             del self.symbols[name]
             scratch.operation.erase()
@@ -305,13 +307,13 @@ class _Splitter:
                 old.replace_all_uses_with(alone.results[0])
             op.operation.erase()
 
-    def emit(self, callee: str, function: ir.OpView, halves: Halves, whole: tuple[str, ...]) -> _Halved:
+    def emit(self, callee: str, function: ir.OpView, halves: Halves, unsplit: tuple[str, ...]) -> _Halved:
         """Makes the computations of both halves."""
         block = body_block(function)
         arguments = list(block.arguments)
         returned = list(list(block.operations)[-1].operands)
-        taken = [attrs.get(SHARDING) for attrs in dialect.argument_attrs(function)]
-        given = [attrs.get(SHARDING) for attrs in dialect.result_attrs(function)]
+        argument_shardings = [attrs.get(SHARDING) for attrs in dialect.argument_attrs(function)]
+        result_shardings = [attrs.get(SHARDING) for attrs in dialect.result_attrs(function)]
         of_second = [n for n, v in enumerate(returned) if v in halves.late_in_second]
         of_first = [n for n in range(len(returned)) if n not in of_second]
         values = [returned[n] for n in of_first]
@@ -338,8 +340,8 @@ class _Splitter:
                 [v.type for v in inputs],
                 body,
                 function.operation.location,
-                arguments=[*(taken[n] for n in numbers), *[None] * len(incoming)],
-                results=[*(given[n] for n in results), *[None] * len(outgoing)],
+                arguments=[*(argument_shardings[n] for n in numbers), *[None] * len(incoming)],
+                results=[*(result_shardings[n] for n in results), *[None] * len(outgoing)],
             )
             return _Half(name, numbers, results)
 
@@ -348,7 +350,7 @@ class _Splitter:
             half(f"{callee}_weight", halves.second, of_second, halves.passed, []),
             [[*values, *added].index(v) for v in halves.passed],
             sum(byte_size(v.type) for v in halves.passed),
-            whole,
+            unsplit,
         )
 
 

@@ -47,12 +47,12 @@ def needed_values(operations: Sequence[ir.OpView], roots: Iterable[ir.Value]) ->
     return needed
 
 
-def _carried_for(loop: ir.OpView, wanted: Iterable[int]) -> set[int]:
+def _carried_for(loop: ir.OpView, awaited: Iterable[int]) -> set[int]:
     """Returns the positions of the carried values of a loop that some of its results are made of."""
     cond, body = (region.blocks[0] for region in loop.regions)
     *operations, terminator = body.operations
     *tests, test = cond.operations
-    carried = {*wanted, *_arguments_in(cond, needed_values(tests, test.operands))}
+    carried = {*awaited, *_arguments_in(cond, needed_values(tests, test.operands))}
     # What an iteration reads of the one before may be made of further carried values.
     while True:
         needed = needed_values(operations, [terminator.operands[n] for n in carried])
@@ -78,7 +78,7 @@ class LoopSplitter:
         self.function = function
         self.has_effect = has_effect
         self.repeats = repeats
-        self.whole: dict[str, None] = {}
+        self.unsplit: dict[str, None] = {}
         """Code that stays in the first half as a whole although it computes more, in words."""
 
     def split(self, block: ir.Block, urgent: Iterable[ir.Value], costs: Mapping[ir.Value, int]) -> None:
@@ -92,29 +92,29 @@ class LoopSplitter:
         operations = list(block.operations)[:-1]
         needed = needed_values(operations, urgent)
         for op in operations:
-            wanted = [n for n, r in enumerate(op.results) if r in needed]
-            if not 0 < len(wanted) < len(op.results) or self.has_effect(op):
+            awaited = [n for n, r in enumerate(op.results) if r in needed]
+            if not 0 < len(awaited) < len(op.results) or self.has_effect(op):
                 continue
             if op.operation.name == _WHILE:
-                self.split_loop(op, wanted, costs)
+                self.split_loop(op, awaited, costs)
             elif op.operation.name in _BRANCHES:
-                self.whole["a data-dependent branch"] = None
+                self.unsplit["a data-dependent branch"] = None
 
-    def split_loop(self, loop: ir.OpView, wanted: Iterable[int], costs: Mapping[ir.Value, int]) -> None:
+    def split_loop(self, loop: ir.OpView, awaited: Iterable[int], costs: Mapping[ir.Value, int]) -> None:
         """Replaces a loop by two, if there is something for the second one."""
         body = loop.regions[1].blocks[0]
         returned = list(list(body.operations)[-1].operands)
         constant = {n for n, argument in enumerate(body.arguments) if returned[n] == argument}
         trips = trip_count_of(loop)
         counters = set() if trips is None else set(trips.counters)
-        urgent = _carried_for(loop, wanted) - constant - counters
+        urgent = _carried_for(loop, awaited) - constant - counters
         late = [n for n in range(len(returned)) if n not in urgent | constant | counters]
         if not late or not any(any(True for _ in loop.results[n].uses) for n in late):
             return
         counted = {} if trips is None else trips.counters
         iteration = next((n for n, c in counted.items() if (c.factor, c.offset) == (1, 0)), None)
         if trips is None or iteration is None:
-            self.whole["a loop with an unknown trip count"] = None
+            self.unsplit["a loop with an unknown trip count"] = None
             return
         # A constant is kept once for all iterations, anything else once for each.
         per_iteration = {
@@ -210,18 +210,18 @@ class _Pair:
                 copy_into(halves.second, mapping)
                 return extra
 
-            own = [*sorted(self.roles.counters), *self.roles.late]
+            positions = [*sorted(self.roles.counters), *self.roles.late]
             attach_rules([self.splitter.function])
             is_batched = can_be_batched(body, RuleReader())
             drop_rules(self.splitter.function)
             if is_batched:
                 outside = {arguments[n]: self.loop.operands[n] for n in self.roles.constant}
                 batch = Batch(body, order, filled, outside)
-                own = list(self.roles.late)
-                second = batch.results([self.loop.operands[n] for n in own])
+                positions = list(self.roles.late)
+                second = batch.results([self.loop.operands[n] for n in positions])
             else:
-                second = self.emit(own, halves.second, filled, use)
-            for n, result in zip(own, second, strict=False):
+                second = self.emit(positions, halves.second, filled, use)
+            for n, result in zip(positions, second, strict=False):
                 if n in self.roles.late:
                     self.loop.results[n].replace_all_uses_with(result)
         for n in self.roles.constant:
@@ -252,7 +252,7 @@ class _Pair:
         Args:
           carried: the positions of the values of the old loop that it carries on.
           extra: more values that it carries.
-          fill: writes an iteration; from the values for those of the old loop and the extra values it
+          fill: writes an iteration; from the values of the old loop and the extra values it
             returns the extra values of the next iteration.
 
         Returns:
@@ -262,24 +262,24 @@ class _Pair:
         read = {v for op in operations for v in captured(op)} | {self.returned[n] for n in carried}
         tests = list(self.cond.operations)
         read.update(self.body.arguments[n] for n in _arguments_in(self.cond, _reads(tests)))
-        whole = [*carried, *(n for n in sorted(self.roles.constant) if self.body.arguments[n] in read)]
-        inits = [*(loop.operands[n] for n in whole), *extra]
+        positions = [*carried, *(n for n in sorted(self.roles.constant) if self.body.arguments[n] in read)]
+        inits = [*(loop.operands[n] for n in positions), *extra]
         types = [v.type for v in inits]
         new = ir.Operation.create(_WHILE, results=types, operands=inits, regions=2)
         for region, old in zip(new.regions, (self.cond, self.body), strict=True):
             block = region.blocks.append(*types)
             values = list(block.arguments)
-            mapping = {old.arguments[n]: v for n, v in zip(whole, values, strict=False)}
+            mapping = {old.arguments[n]: v for n, v in zip(positions, values, strict=False)}
             with ir.InsertionPoint(block):
                 if old == self.cond:
                     copy_into(tests[:-1], mapping)
                     stablehlo.ReturnOp([mapping[v] for v in tests[-1].operands])
                     continue
-                added = fill(mapping, values[len(whole) :])
-                following = [mapping.get(self.returned[n], self.returned[n]) for n in whole]
+                added = fill(mapping, values[len(positions) :])
+                following = [mapping.get(self.returned[n], self.returned[n]) for n in positions]
                 stablehlo.ReturnOp([*following, *added])
         results = list(new.results)
-        return [*results[: len(carried)], *results[len(whole) :]]
+        return [*results[: len(carried)], *results[len(positions) :]]
 
 
 def _reads(operations: Iterable[ir.OpView]) -> set[ir.Value]:

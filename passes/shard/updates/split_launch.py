@@ -28,7 +28,7 @@ class Coverage(enum.IntEnum):
     """Result of a reduction over the block of the replica."""
     STACK = 1
     """Results of a reduction over the blocks of all replicas, one after the other."""
-    WHOLE = 2
+    FULL = 2
     BLOCK = 3
 
 
@@ -39,7 +39,7 @@ class Item(NamedTuple):
     coverage: Coverage
 
 
-NUMBER = Item(None, Coverage.WHOLE)
+NUMBER = Item(None, Coverage.FULL)
 """The number of the replica."""
 
 
@@ -82,7 +82,7 @@ class SplitLaunch:
         self.arguments = [attrs.get(SHARDING) for attrs in argument_attrs(callee)]
         results = [attrs.get(SHARDING) for attrs in result_attrs(callee)]
         self.results = dict(zip(launch.returned, results, strict=True))
-        self.wanted = [Item(value, self.coverage(value)) for value in launch.returned]
+        self.returned = [Item(value, self.coverage(value)) for value in launch.returned]
 
     def build(self, operand: Callable[[ir.Value | None, bool], ir.Value]) -> list[ir.Value]:
         """Builds the launches at the insertion point.
@@ -119,14 +119,14 @@ class SplitLaunch:
             operand(self.launch.key(item.value).value, item.coverage == Coverage.BLOCK)
             if self.is_argument(item.value)
             else values[item]
-            for item in self.wanted
+            for item in self.returned
         ]
 
     def gather(self, item: Item, value: ir.Value) -> ir.Value:
         """Exchanges the values of replicas."""
-        whole = Item(item.value, Coverage.STACK if item.coverage == Coverage.PARTIAL else Coverage.WHOLE)
+        target = Item(item.value, Coverage.STACK if item.coverage == Coverage.PARTIAL else Coverage.FULL)
         dim = 0 if item.coverage == Coverage.PARTIAL else self.splitting.dims[self.launch.key(item.value)]
-        return AllGatherOp.build([value], [self.type(whole)], dim=dim, slice=self.launch.op.slice).results[0]
+        return AllGatherOp.build([value], [self.type(target)], dim=dim, slice=self.launch.op.slice).results[0]
 
     def dim(self, value: ir.Value) -> int | None:
         """Returns the dimension that is in blocks; None for a value that each replica has as a whole."""
@@ -140,7 +140,7 @@ class SplitLaunch:
         if item.value is None:
             return True
         return self.is_argument(item.value) and (
-            item.coverage == Coverage.WHOLE or self.dim(item.value) is not None
+            item.coverage == Coverage.FULL or self.dim(item.value) is not None
         )
 
     def is_partial(self, op: ir.OpView) -> bool:
@@ -152,14 +152,14 @@ class SplitLaunch:
         """Returns the item that is exchanged for another; None for one that is computed."""
         if item.coverage == Coverage.STACK:
             return Item(item.value, Coverage.PARTIAL)
-        if item.value is None or item.coverage != Coverage.WHOLE or self.is_argument(item.value):
+        if item.value is None or item.coverage != Coverage.FULL or self.is_argument(item.value):
             return None
         return None if self.dim(item.value) is None else Item(item.value, Coverage.BLOCK)
 
     def exchanged(self, item: Item) -> Item | None:
         """Returns the item that an exchange makes of one, if the launch needs it."""
-        whole = Item(item.value, Coverage.STACK if item.coverage == Coverage.PARTIAL else Coverage.WHOLE)
-        return whole if whole in self.needed and self.source(whole) == item else None
+        gathered = Item(item.value, Coverage.STACK if item.coverage == Coverage.PARTIAL else Coverage.FULL)
+        return gathered if gathered in self.needed and self.source(gathered) == item else None
 
     def ties(self, value: ir.Value) -> dict[int, Tie] | None:
         """Returns by operand how blocks give the block of a result; None where it is cut from the whole."""
@@ -182,28 +182,28 @@ class SplitLaunch:
             return [source]
         assert value is not None
         if self.is_argument(value):
-            return [Item(value, Coverage.WHOLE), NUMBER]
+            return [Item(value, Coverage.FULL), NUMBER]
         op = value.owner.opview
         if is_barrier(op):
             return [Item(op.operands[ir.OpResult(value).result_number], coverage)]
         if self.is_branch(item):
             return self.branches(op).reads
         if coverage == Coverage.PARTIAL:
-            return [Item(op.operands[0], Coverage.BLOCK), Item(op.operands[1], Coverage.WHOLE)]
+            return [Item(op.operands[0], Coverage.BLOCK), Item(op.operands[1], Coverage.FULL)]
         if coverage == Coverage.BLOCK:
             ties = self.ties(value)
             if ties is None:
-                return [Item(value, Coverage.WHOLE), NUMBER]
+                return [Item(value, Coverage.FULL), NUMBER]
             return [
-                Item(v, Coverage.BLOCK if n in ties else Coverage.WHOLE) for n, v in enumerate(op.operands)
+                Item(v, Coverage.BLOCK if n in ties else Coverage.FULL) for n, v in enumerate(op.operands)
             ]
         if self.is_partial(op):
-            return [Item(value, Coverage.STACK), Item(op.operands[1], Coverage.WHOLE)]
-        return [Item(v, Coverage.WHOLE) for v in captured(op)]
+            return [Item(value, Coverage.STACK), Item(op.operands[1], Coverage.FULL)]
+        return [Item(v, Coverage.FULL) for v in captured(op)]
 
     def pieces(self) -> list[_Segment]:
         """Returns the computations, one after the other."""
-        order = _in_order(self.wanted, self.reads)
+        order = _in_order(self.returned, self.reads)
         self.needed = set(order)
         levels: dict[Item, int] = {}
         constant: dict[Item, bool] = {}
@@ -214,7 +214,7 @@ class SplitLaunch:
             levels[item] = level + (self.source(item) is not None)
             constant[item] = not self.is_input(item) and all(constant[read] for read in reads)
         sources = [source for item in order if (source := self.source(item)) is not None]
-        targets = dict.fromkeys(item for item in [*sources, *self.wanted] if not self.is_input(item))
+        targets = dict.fromkeys(item for item in [*sources, *self.returned] if not self.is_input(item))
         pieces = [_Segment() for _ in range(max(levels.values(), default=0) + 1)]
         computed: dict[Item, int] = {}
         for n, piece in enumerate(pieces):
@@ -289,7 +289,7 @@ class SplitLaunch:
             copy = value.owner.clone(ir.InsertionPoint.current).opview
             for number, read in enumerate(reads):
                 copy.operands[number] = read
-            if coverage == Coverage.WHOLE:
+            if coverage == Coverage.FULL:
                 copy.attributes["dimensions"] = ir.DenseI64ArrayAttr.get([0])
             copied = copy.results[0]
             values[item] = (
@@ -313,13 +313,13 @@ class SplitLaunch:
 
     def coverage(self, value: ir.Value) -> Coverage:
         """Returns the coverage of a value on each replica."""
-        return Coverage.WHOLE if self.dim(value) is None else Coverage.BLOCK
+        return Coverage.FULL if self.dim(value) is None else Coverage.BLOCK
 
     def branches(self, op: ir.OpView) -> _Branches:
         """Returns what the branches of an operation read and compute."""
         if op not in self._branches:
             inside = {value for inner in nested_ops(op) for value in inner.results}
-            bodies, outside = [], [Item(value, Coverage.WHOLE) for value in op.operands]
+            bodies, outside = [], [Item(value, Coverage.FULL) for value in op.operands]
 
             def reads_inside(item: Item) -> list[Item]:
                 return self.reads(item) if item.value in inside else []
@@ -341,7 +341,7 @@ class SplitLaunch:
         branch = ir.Operation.create(
             op.operation.name,
             results=[self.type(item) for item in items],
-            operands=[values[Item(value, Coverage.WHOLE)] for value in op.operands],
+            operands=[values[Item(value, Coverage.FULL)] for value in op.operands],
             attributes={name: op.attributes[name] for name in op.attributes},
             regions=len(op.regions),
             loc=op.operation.location,
@@ -371,12 +371,12 @@ class SplitLaunch:
         copy.results[ir.OpResult(item.value).result_number].set_type(type_)
         return copy.results[ir.OpResult(item.value).result_number]
 
-    def cut(self, item: Item, whole: ir.Value, number: ir.Value) -> ir.Value:
+    def cut(self, item: Item, value: ir.Value, number: ir.Value) -> ir.Value:
         """Cuts the block of the replica from a value that it has as a whole."""
         dim, shape = self.splitting.dims[self.launch.key(item.value)], self.type(item).shape
         starts = [integer(0)] * len(shape)
         starts[dim] = stablehlo.multiply(number, integer(shape[dim]))
-        return stablehlo.dynamic_slice(whole, starts, list(shape))
+        return stablehlo.dynamic_slice(value, starts, list(shape))
 
     def type(self, item: Item) -> ir.RankedTensorType:
         """Returns the type of an item."""
@@ -384,7 +384,7 @@ class SplitLaunch:
             return ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         tensor = ir.RankedTensorType(item.value.type)
         match item.coverage:
-            case Coverage.WHOLE:
+            case Coverage.FULL:
                 return tensor
             case Coverage.BLOCK:
                 dim = self.splitting.dims[self.launch.key(item.value)]

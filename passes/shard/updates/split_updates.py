@@ -176,7 +176,7 @@ class _UpdateSplitter:
         self.computations = computations
         self.blocks: dict[ir.Value, ir.Value] = {}
         """The block of each value that is split."""
-        self.wholes: dict[ir.Value, ir.Value] = {}
+        self.full_values: dict[ir.Value, ir.Value] = {}
         """Values that were put together from blocks, or computed as a whole again."""
         self.numbers = ReplicaNumbers(main)
 
@@ -197,8 +197,8 @@ class _UpdateSplitter:
 
     def block_type(self, value: ir.Value) -> ir.RankedTensorType:
         """Returns the type of a block of a value."""
-        whole = self.types.get(value, value.type)
-        return self.splitting.block_type(whole, self.splitting.dims[main_key(value)])
+        full_type = self.types.get(value, value.type)
+        return self.splitting.block_type(full_type, self.splitting.dims[main_key(value)])
 
     def replace(self, op: ir.OpView) -> bool:
         """Replaces an operation that has a split result; returns whether it did."""
@@ -227,25 +227,25 @@ class _UpdateSplitter:
             return self.numbers.on(op.slice) if value is None else self.operand(value, is_block)
 
         for old, new in zip(op.results, split.build(operand), strict=True):
-            (self.wholes if self.dim(old) is None else self.blocks)[old] = new
+            (self.full_values if self.dim(old) is None else self.blocks)[old] = new
 
     def read_wholes(self, op: ir.OpView | ir.Operation) -> None:
         """Lets an operation read values that were put together."""
         for number, value in enumerate(op.operands):
-            if value in self.blocks or value in self.wholes:
+            if value in self.blocks or value in self.full_values:
                 op.operands[number] = self.operand(value, False)
 
     def operand(self, value: ir.Value, is_block: bool) -> ir.Value:
         """Returns a value as a whole, or a block of it, at the insertion point."""
         if is_block:
             return self.blocks[value]
-        if value in self.blocks and value not in self.wholes:
+        if value in self.blocks and value not in self.full_values:
             (place,) = dialect.slices_of(self.blocks[value]) or ()
             # In front of the first reader, and so of all others: operations are replaced in block order.
-            self.wholes[value] = dialect.AllGatherOp.build(
+            self.full_values[value] = dialect.AllGatherOp.build(
                 [self.blocks[value]], [self.types.get(value, value.type)], dim=self.dim(value), slice=place
             ).results[0]
-        return self.wholes.get(value, value)
+        return self.full_values.get(value, value)
 
     def finish(self, terminator: ir.OpView) -> None:
         """Returns blocks in the places of arguments that are blocks, all else as a whole."""

@@ -94,9 +94,9 @@ class Splitting:
         """Returns the dimension that is in blocks; None for a value that each replica has as a whole."""
         return self.dims[key] if key in self.split else None
 
-    def block_type(self, whole: ir.Type, dim: int) -> ir.RankedTensorType:
+    def block_type(self, type_: ir.Type, dim: int) -> ir.RankedTensorType:
         """Returns the type of a block of an array."""
-        tensor = ir.RankedTensorType(whole)
+        tensor = ir.RankedTensorType(type_)
         return ir.RankedTensorType.get(block_shape(tensor.shape, dim, self.count), tensor.element_type)
 
 
@@ -229,10 +229,10 @@ class _Graph:
         front = _reached(sources, map(main_key, self.read_elsewhere))
         # After a sum it is part of an update, for which `_Choice` decides. Otherwise it counts only if it
         # leads to a reader other than launches and transfers, such as the split into microbatches.
-        whole = [
+        undivided = [
             key for key, results in self.read_whole if key not in after and not front.isdisjoint(results)
         ]
-        self.read_elsewhere |= {key.value for key in _reached(sources, whole) if key.launch < 0}
+        self.read_elsewhere |= {key.value for key in _reached(sources, undivided) if key.launch < 0}
 
     def pass_on(self, source: ValueKey, target: ValueKey) -> None:
         """Notes that a value is another."""
@@ -328,11 +328,11 @@ def _states(main: ir.OpView, graph: _Graph) -> dict[ir.Value, int]:
             for result, value in enumerate(graph.returned)
             if results[result] == here and main_key(value) in far
         ]
-    taken: dict[int, int] = {}
+    pairing: dict[int, int] = {}
     for _, number, result in sorted(pairs):
-        if number not in taken and result not in taken.values():
-            taken[number] = result
-    arguments = {body_block(main).arguments[number]: taken[number] for number in sorted(taken)}
+        if number not in pairing and result not in pairing.values():
+            pairing[number] = result
+    arguments = {body_block(main).arguments[n]: result for n, result in sorted(pairing.items())}
     # Only now: an argument that is read elsewhere, such as a parameter, has taken its own result, so that no
     # optimizer state of the same type is paired with it.
     return {value: result for value, result in arguments.items() if value not in graph.read_elsewhere}
@@ -352,8 +352,10 @@ class _Choice:
         self.refused: dict[tuple[str, str], tuple[ir.OpView, list[ir.Value]]] = {}
         """Arguments that cannot be split, by the name and place of the operation that needs all of them."""
         self.in_flow = graph.flow([*graph.sums, *states])
-        kept = set(states.values())
-        gathered = {value for n, value in enumerate(graph.returned) if n not in kept} | graph.read_elsewhere
+        numbers = set(states.values())
+        gathered = {
+            value for n, value in enumerate(graph.returned) if n not in numbers
+        } | graph.read_elsewhere
         self.gathered = {main_key(value) for value in gathered}
         for launch in graph.launches.values():
             for inner, outer in zip(launch.returned, launch.op.results, strict=True):
@@ -424,9 +426,9 @@ class _Choice:
         if not against:
             return None
         # An argument is what the user knows.
-        key, (one, other) = min(against, key=lambda item: not self.is_argument(item[0]))
+        key, (first, second) = min(against, key=lambda item: not self.is_argument(item[0]))
         return (
-            f"dimension {axis[1]} goes together with dimensions {one} and {other} of {self.shown(key)}, "
+            f"dimension {axis[1]} goes together with dimensions {first} and {second} of {self.shown(key)}, "
             "and only one of them can be split"
         )
 
