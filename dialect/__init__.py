@@ -1,6 +1,6 @@
 """The `pw` dialect: its context, operations, forms and verifier. Imports jaxlib's MLIR alone; never jax.
 
-Names are imported when they are first used: what needs plain data (`origins`, `meshes`, `names`) loads none.
+Names are imported when they are first used: importers of plain data (`origins`, `meshes`, `names`) load none.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def read_record[T](value: Any, kind: type[T], hints: Mapping[str, str] = _NO_HIN
     """Returns plain data as a record.
 
     Args:
-      hints: the message for some unknown keys, in place of the nearest known one.
+      hints: the message for some unknown keys, instead of the nearest known one.
 
     Raises:
       PlainDataError: the data is not such a record; names the entry, its value, and the expected one.

@@ -1,1 +1,1 @@
-"""The passes, in a room for each phase, and what runs them. Imports the dialect alone; never jax."""
+"""The passes, in a room for each phase, and their manager. Imports the dialect alone; never jax."""

@@ -1,4 +1,4 @@
-"""Pipeline: the passes from what JAX lowers to what the runtime runs, with the reasons for their order."""
+"""Pipeline of passes from the output of JAX to the input of the runtime, with the reasons for their order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Options:
 
     Attributes:
       policy: the policy of `pw-schedule` for all loops; empty for the policy that each loop requests.
-      schedule_file: a CSV file with the orders of all loops, in place of a policy.
+      schedule_file: a CSV file with the orders of all loops, instead of a policy.
       fuse: whether the user's own placed calls may be fused with each other.
       exchange_dtype: the dtype in which replicas send wider floats to each other; empty for their own.
       chunk: the iterations issued at once of a loop over slices whose end depends on values.
@@ -77,31 +77,31 @@ def phases(options: Options) -> list[Phase]:
             "placed",
             (
                 InferPlacement(),
-                # Before sums sink: the sum over replicas comes after what joins slices, which crosses once.
+                # Before sums sink: the sum over replicas comes after the join of slices, which crosses once.
                 InsertAllReduces(),
                 # Before outlining: additions that join slices are still operations of their own.
                 SinkLoopReductions(),
-                # After all that looks at single operations: those of branches are inside of others after it.
+                # After all passes over single operations: it moves operations of branches into others.
                 GroupBranches(),
                 # No canonicalize between placement and outline: its rewrites may drop the placement.
                 Outline(),
                 # Outlining has merged equal glue, so that equal launches now look equal.
                 Cse(),
-                # Before constants: what small helpers make of nothing is in the computation itself after it.
+                # Before constants: it inlines small helpers, which may compute constants.
                 MergeResiduals(),
                 # After it, some results are read by nothing.
                 SinkConstants(),
                 # Before transfers: a launch that nothing needs must not pull its operands over.
                 Dce(),
                 InsertTransfers(),
-                # Proved again, of exactly what runs, at the end: it costs nothing where passes are trusted.
+                # Proved again at the end, for the final program: it costs nothing where passes are trusted.
                 VerifyPlaced(),
             ),
         ),
         Phase(
             "sharded",
             (
-                # Transfers show what other slices wait for. Not later: Shardy sees what halves pass on.
+                # Transfers show the values that other slices wait for. Not later: Shardy sees both halves.
                 SplitBackward(options.policy, options.schedule_file),
                 # Transfers are explicit by now: Shardy sees which values are on which mesh.
                 PropagateShardings(),
@@ -114,15 +114,15 @@ def phases(options: Options) -> list[Phase]:
         Phase(
             "scheduled",
             (
-                # First: all passes above see one program, and those below run on each of its sub-programs.
+                # First: all passes above see one program, all passes below run on each of its sub-programs.
                 SplitChunks(),
                 # Right before carries go from replica to replica: their updates are in computations by now.
                 SumCarries(),
-                # Not sooner: whatever the number of replicas, all passes above see one of them.
+                # Late, so that the passes above see a single replica.
                 Replicate(),
-                # Before unrolling: what is exchanged in a loop is launches and transfers of its iterations.
+                # Before unrolling: exchanges in a loop become launches and transfers of its iterations.
                 LowerAllReduces(dtype=options.exchange_dtype),
-                # Not sooner: whatever the number of microbatches, all passes above see one of them.
+                # Late, so that the passes above see a single microbatch.
                 UnrollMicrobatches(),
                 Schedule(options.policy, options.schedule_file),
                 # Right after it: every pass above sees an exchange of blocks as one operation.
@@ -131,13 +131,13 @@ def phases(options: Options) -> list[Phase]:
                 Accumulate(),
                 # After the order is known: only neighbours on a slice may become one.
                 FuseLaunches(options.fuse),
-                # After fusion: stages differ by what was fused with them, not by their loops.
+                # After fusion: stages differ by the glue that was fused with them, not by their loops.
                 *([] if options.fuse else [ShareLoops()]),
                 # After all that creates computations: only their bodies say which memory values are in.
                 AssignMemoryKinds(),
-                # After fusion: what used to be an intermediate is inside a computation now.
+                # After fusion: former intermediates are inside of computations now.
                 PlanMemory(),
-                # Last: the proof is of exactly what runs.
+                # Last: the proof is for the final program.
                 VerifySchedule(),
             ),
         ),
@@ -149,7 +149,7 @@ def phases_after(options: Options, form: str | None) -> list[Phase]:
 
     Args:
       options: of the compiler.
-      form: the form; None for what JAX lowers to.
+      form: the form; None for a module that JAX lowered.
     """
     every = phases(options)
     if form is not None and form in _IMPORTS:
@@ -175,7 +175,7 @@ def _of_shardy(every: list[Phase], options: Options, import_: Pass) -> list[Phas
     rest = every[names.index(placed.name) + 1 :]
     if options.fuse:
         return [placed, *rest]
-    # Glue is not fused either: what Shardy inferred and did not merge is there on purpose.
+    # Glue is not fused either: Shardy inferred it and left it unmerged on purpose.
     return [
         placed,
         *(

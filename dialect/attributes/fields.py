@@ -273,7 +273,7 @@ def _is_call_time(entry: ir.Attribute) -> bool:
         return False
     fields = entries_of(entry)
     time = fields.pop("time", None)
-    # None stands for a location here, which is wrong; an absent stage is not.
+    # None represents a location here, which is wrong; an absent stage is not.
     stage = fields.pop("stage", None) if "stage" in fields else NATURAL.make(0)
     words = {
         name: value.value if isinstance(value, ir.StringAttr) else None for name, value in fields.items()

@@ -12,11 +12,11 @@ MAIN = "main"
 FORM = "pw.form"
 TIMES = "pw.times"
 
-# On the function that Shardy has partitioned: its meshes, and those of them that share devices.
+# On the function that Shardy has partitioned: its meshes, and the meshes that share devices.
 TOPOLOGY = "topology"
 OVERLAP = "pw.overlap"
 
-# On the main function in IFRT IR: what marks it, and the ids of the devices that it numbers from 0.
+# On the main function in IFRT IR: its mark, and the ids of the devices that it numbers from 0.
 IFRT_FUNCTION = "ifrt.function"
 DEVICE_IDS = "pw.device_ids"
 

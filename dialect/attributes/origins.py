@@ -1,4 +1,4 @@
-"""Origins of launches: the placed calls of the program that a launch stands for."""
+"""Origins of launches: the placed calls of the program that a launch represents."""
 
 from __future__ import annotations
 

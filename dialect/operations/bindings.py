@@ -73,7 +73,7 @@ def mpmd_bindings() -> Any:
     try:
         return importlib.import_module("jaxlib._sdy_mpmd")
     finally:
-        # Code that imports `jax` later must find the real one; `_sdy_mpmd` keeps what it has bound.
+        # Code that imports `jax` later must find the real one; `_sdy_mpmd` keeps its bindings.
         for name in added:
             del sys.modules[name]
 

@@ -28,9 +28,9 @@ def loop_of_op(op: ir.OpView) -> str | None:
 
 
 def loop_of(value: ir.Value) -> str | None:
-    """Returns the loop of a value that stands for one of each microbatch; None for every other value.
+    """Returns the loop of a value that represents one of each microbatch; None for every other value.
 
-    Once its loop is unrolled a value belongs to one microbatch, which its producer names, and stands for
+    Once its loop is unrolled a value belongs to one microbatch, which its producer names, and represents
     itself alone.
     """
     if isinstance(value, ir.BlockArgument):

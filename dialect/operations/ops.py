@@ -97,7 +97,7 @@ class SliceOp(PwOp):
         NATURAL, "The replica of the program that the slice belongs to, set by `pw-replicate`."
     )
     replica_of = OptionalAttr(
-        _SLICE, "The slice of replica 0 that this one stands for in its replica, set by `pw-replicate`."
+        _SLICE, "The slice of replica 0 that this one represents in its replica, set by `pw-replicate`."
     )
     peak_bytes = OptionalAttr(
         NATURAL,
@@ -112,7 +112,7 @@ class SliceOp(PwOp):
             emit(f"expected 1 to {MAX_DEVICES} replicas, got {self.replicas}")
         if self.replicas is not None and self.replica is not None:
             emit("has `replicas`, but is itself one `replica`")
-        # Replica 0 stands for itself: slices of other replicas name the slices of replica 0.
+        # Replica 0 represents itself: slices of other replicas name the slices of replica 0.
         if self.replica_of is not None and not self.replica:
             emit(f"is a replica of @{self.replica_of}, but has no other `replica` number")
 
@@ -188,7 +188,7 @@ class LaunchOp(PwOp):
     slice = Attr(_SLICE, "The slice; all its devices take part.")
     origins = OptionalAttr(
         ORIGINS,
-        "The placed calls that it stands for, in order; none for the code between placed calls (glue), more "
+        "The placed calls that it represents, in order; none for the code between placed calls (glue), more "
         "than one after `pw-fuse-launches` has fused launches.",
         default=(),
     )
@@ -198,7 +198,7 @@ class LaunchOp(PwOp):
     )
     overlap_with_loop = OptionalAttr(
         UNIT,
-        "It belongs to no microbatch, but runs early, among those of the loop that produces its operands: "
+        "It belongs to no microbatch, but runs early, among launches of the loop that produces its operands: "
         "an exchange between replicas.",
     )
     order = OptionalAttr(NATURAL, "Its position among the launches and sends of its slice.")
@@ -206,12 +206,12 @@ class LaunchOp(PwOp):
 
     @property
     def is_glue(self) -> bool:
-        """Whether it stands for no placed call of the program."""
+        """Whether it represents no placed call of the program."""
         return "origins" not in self.attributes
 
     @property
     def origin(self) -> Origin | None:
-        """The first placed call that it stands for; None for glue."""
+        """The first placed call that it represents; None for glue."""
         return next(iter(self.origins), None)
 
     def check(self, symbols: dict[str, ir.OpView], emit: Emit) -> None:
@@ -312,7 +312,7 @@ class TransferOp(PwOp):
             _check_operands(self, emit)
 
 
-_INDEX = "The number of the transfer among those between hosts in a step, the same at both ends."
+_INDEX = "The number of the transfer between hosts in a step, the same at both ends."
 
 
 @operation("send")
@@ -482,9 +482,9 @@ class ReleaseOp(PwOp):
 class LoopOp(PwOp):
     """Declares a loop: over the microbatches of a batch, or over iterations that carry values.
 
-    The code of one iteration is in `@main` once, between operations that name the loop: what depends on a
-    `pw.split`, a `pw.carry` or the `pw.index`, directly or indirectly, is done once per iteration, and
-    everything else once; `pw.reduce` and `pw.next` lead out of the loop. `pw-unroll-microbatches` repeats it;
+    The code of one iteration is in `@main` once, between operations that name the loop: operations that
+    depend on a `pw.split`, a `pw.carry` or the `pw.index`, directly or indirectly, run once per iteration,
+    and all others once; `pw.reduce` and `pw.next` lead out of the loop. `pw-unroll-microbatches` repeats it;
     the launches that it creates name the loop and the iteration, which is called the microbatch in every
     loop.
 
@@ -508,7 +508,7 @@ class LoopOp(PwOp):
     sequential = OptionalAttr(UNIT, "Its iterations keep program order, whatever schedule other loops have.")
     parent = OptionalAttr(_LOOP, "The loop that it is nested in.")
     replica_of = OptionalAttr(
-        _LOOP, "The loop of replica 0 that this one stands for in its replica, set by `pw-replicate`."
+        _LOOP, "The loop of replica 0 that this one represents in its replica, set by `pw-replicate`."
     )
     traits = frozenset({Trait.SYMBOL})
 
@@ -530,7 +530,7 @@ class LoopOp(PwOp):
             emit(f"has a `chunk`, but is nested in @{self.parent}")
         if self.parent is not None and not symbols[self.parent].sequential:
             emit(f"is nested in @{self.parent}, which is not sequential")
-        # All that walks from a loop to those around it relies on this: a cycle of parents has no end.
+        # All code that walks from a loop outwards relies on this: a cycle of parents has no end.
         ancestor, seen = self.parent, {self.sym_name}
         while ancestor is not None and ancestor not in seen:
             seen.add(ancestor)
@@ -568,7 +568,7 @@ class SplitOp(PwOp):
 class ReduceOp(PwOp):
     """Reduces the values of the microbatches of a loop: to their sum, or to their concatenation.
 
-    With one operand it stands for the value of each microbatch. Once the loop is unrolled it has an
+    With one operand it represents the value of each microbatch. Once the loop is unrolled it has an
     operand for each microbatch, in their order, until `pw-accumulate` turns it into launches.
 
     ```mlir
@@ -705,7 +705,7 @@ def _check_shares(
         return
     count = len(values)
     if count == 1 and op.slice is not None:
-        # Before `pw-replicate` one operand stands for those of all replicas of its slice.
+        # Before `pw-replicate` one operand represents all replicas of its slice.
         count = symbols[op.slice].replicas or 1
     types = {value.type for value in values}, {value.type for value in blocks}
     if not all(
@@ -727,7 +727,7 @@ class AllToAllOp(PwOp):
     """Exchanges blocks between slices: block s of the result on slice t is block t of the operand on slice s.
 
     An operand and a result hold a block for each slice along the leading dimension. `pw-lower-all-to-alls`
-    lowers it to transfers between all pairs of slices, which all happen whatever the blocks hold.
+    lowers it to transfers between all pairs of slices, which all happen for any contents of the blocks.
 
     ```mlir
     %r:2 = "pw.all_to_all"(%x0, %x1) {loop = @batch, slices = [@s0, @s1]}

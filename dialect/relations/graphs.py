@@ -60,7 +60,7 @@ def depth_first[N: Any](roots: Iterable[N], needs: Callable[[N], Iterable[N]]) -
         pending = [root]
         while pending:
             node = pending[-1]
-            # A node stays on the stack below what it needs; it may be there several times, and is yielded
+            # A node stays on the stack below its needs; it may be there several times, and is yielded
             # once.
             missing = [] if node in done else [other for other in needs(node) if other not in done]
             if missing:
@@ -74,8 +74,8 @@ def depth_first[N: Any](roots: Iterable[N], needs: Callable[[N], Iterable[N]]) -
 
 def _cycle[N: Any](waits_for: Mapping[N, Collection[N]], stuck: set[N]) -> list[N]:
     """Returns a cycle among nodes that all wait, found by walking back until one repeats."""
-    # Each stuck node waits for a stuck one, so the walk must meet its own path; what led up to that node is
-    # not of the cycle.
+    # Each stuck node waits for a stuck one, so the walk must meet its own path; earlier nodes of the path
+    # are not in the cycle.
     path = [min(stuck)]
     position = {path[0]: 0}
     while (before := min(n for n in waits_for[path[-1]] if n in stuck)) not in position:

@@ -92,7 +92,7 @@ def lost_values(program: ProgramView) -> Iterator[tuple[ir.OpView, ir.Value]]:
 
 
 def parts_of(value: ir.Value) -> list[ir.Value]:
-    """Returns the copies that a value stands for: itself, or the operands of a mirror."""
+    """Returns the copies that a value represents: itself, or the operands of a mirror."""
     if isinstance(value, ir.BlockArgument) or not op_has(value.owner.opview, Trait.ALIASES):
         return [value]
     return [part for copy in value.owner.operands for part in parts_of(copy)]

@@ -54,7 +54,7 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
     copies: dict[ir.Value, Sequence[ir.Value]] = {}
 
     def parts(value: ir.Value) -> Sequence[ir.Value]:
-        """Returns the copies that a value stands for."""
+        """Returns the copies that a value represents."""
         return copies.get(value, (value,))
 
     for op, read in program.readers:
@@ -63,8 +63,8 @@ def operands_are_alive(program: ProgramView, report: Report) -> None:
                 for end in sorted({ended[part] for part in parts(value) if part in ended}):
                     report(op, f"operand #{number} is used after it was {end}")
         if op_has(op, Trait.ALIASES):
-            # A mirror owns no memory: its copies are what is released or donated, so liveness is that of
-            # copies, however deeply mirrors nest.
+            # A mirror owns no memory: its copies are released or donated. So liveness is tracked for copies,
+            # however deeply mirrors nest.
             copies[op.results[0]] = [part for value in read for part in parts(value)]
         elif op_has(op, Trait.RELEASES):
             released: set[ir.Value] = set()
@@ -122,8 +122,8 @@ def loops_are_closed(program: ProgramView, report: Report) -> None:
         strange = reads - set(_around(program, loop_of_reader))
         if op is program.terminator:
             _refuse(op, "returns", sorted(strange), report)
-        # A value of a loop stands for one of each microbatch: what runs once, or for one microbatch, cannot
-        # read all.
+        # A value of a loop represents one of each microbatch: an operation that runs once, or for one
+        # microbatch, cannot read all.
         elif (not op_has(op, Trait.OF_LOOP) and isinstance(op, PwOp)) or is_unrolled(op):
             _refuse(op, "reads", sorted(reads), report)
         elif strange and loop_of_reader is not None:
@@ -137,14 +137,14 @@ def _check_loop_boundary(program: ProgramView, op: ir.OpView, reads: set[str], r
     """Checks the loops of the values that lead into an iteration, or out of it."""
     if op_has(op, Trait.OPENS_LOOP):
         opened = loop_of_op(op)
-        # Without the loop itself: what it starts from exists before its first iteration.
+        # Without the loop itself: its initial values exist before its first iteration.
         for loop in sorted(reads - set(_around(program, opened)[1:])):
             verb = _VERBS[type(op)]
             report(op, f"{verb} a value of a microbatch of @{loop}, which @{opened} is not inside of")
         return
     if isinstance(op, ops.ReduceOp):
         strange = reads - {op.loop}
-        # One operand stands for all microbatches of a rolled loop, or is that of the only one, once unrolled.
+        # One operand represents all microbatches of a rolled loop, or the only one of an unrolled loop.
         none = len(op.operands) == 1 and not reads and not _is_of(op, op.operands[0])
     else:
         strange, none = reads - set(_around(program, op.loop)), False
@@ -169,7 +169,7 @@ def _is_of(reduction: ir.OpView, value: ir.Value) -> bool:
 
 
 def _around(program: ProgramView, loop: str | None) -> list[str]:
-    """Returns a loop and those around it, innermost first."""
+    """Returns a loop and the loops around it, innermost first."""
     loops = []
     while loop is not None:
         loops.append(loop)

@@ -41,7 +41,7 @@ def export(module: ir.Module) -> str:
 
 
 def _operations(parent: ir.Operation) -> Iterator[ir.OpView]:
-    """Yields the operations of the module, and those directly in its functions: `pw` has no others."""
+    """Yields the operations of the module and the direct ones of its functions: `pw` has no others."""
     for op in parent.regions[0].blocks[0].operations:
         yield op
         for region in op.regions:

@@ -16,7 +16,7 @@ _OPERATION = re.compile(r'(\s*)((?:%[^=()"]* = )?)"(pw\.\w+)"\(([^()"]*)\)(?: \{
 _LOCATION = re.compile(r'^(.*?)( loc\((?:#loc\d*|unknown|"(?:[^"\\]|\\.)*":\d+:\d+)\))?$')
 _NUMBER = re.compile(r"(?<![\w.])(-?\d+) : i64\b")
 _ORIGIN = re.compile(r'(\w+) = (?:"(\w+)"|(\d+))')
-# Of a format: what is in brackets, which may be left out, and what is between.
+# Parts of a format: brackets, whose contents may be left out, and the text between them.
 _PIECES = re.compile(r"\[[^\]]*\]|[^\[]+")
 _STAND_IN = re.compile(r"\$(\w+)")
 

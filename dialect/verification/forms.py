@@ -380,8 +380,8 @@ def foreign_form(module: ir.Module) -> Form | None:
     try:
         functions = ops_named(module, ["func.func"])
         inputs = [str(type_) for op in functions if symbol_name(op) == MAIN for type_ in op.type.inputs]
-    # Names that are not UTF-8 are an error of `WellFormed`, which has yet to run. Of those in strings the
-    # bindings raise a RuntimeError.
+    # Names that are not UTF-8 are an error of `WellFormed`, which has yet to run. For strings that are
+    # not, the bindings raise a RuntimeError.
     except (UnicodeDecodeError, RuntimeError):
         return None
     for form, mark, prefix in ((MPMD, TOPOLOGY, "!mpmd."), (IFRT, IFRT_FUNCTION, "!ifrt.")):

@@ -86,7 +86,7 @@ def problems(module: ir.Module, form: Form | None = None, *, is_well_formed: boo
         for program in programs:
             expected.check(program, report)
         for relations in (expected.relations, expected.proofs):
-            # All of a group run whatever the others report, so that none may rely on another; proofs may rely
+            # All of a group run, also after other reports: none may rely on another; proofs may rely
             # on relations.
             for program, relation in [] if reported else itertools.product(programs, relations):
                 relation(program, report)

@@ -46,12 +46,12 @@ class Computations:
         """Creates a computation and returns its name.
 
         Args:
-          base: what to call it; a number follows where that is taken.
+          base: its name; a number follows if the name is in use.
           body: builds it.
-          location: where it comes from.
-          arguments: the sharding of each argument, or the one that all have; None writes nothing.
+          location: its location.
+          arguments: the sharding of each argument, or one for all of them; None writes nothing.
           results: likewise of the results.
-          key: equal keys of one base share a computation, that of the first; None is never equal.
+          key: equal keys of one base share the computation of the first; None is never equal.
         """
         existing = None if key is None else self.find(base, key)
         if existing is not None:

@@ -142,7 +142,7 @@ def erase_unused_functions(module: ir.Module) -> None:
 
 
 def merge_equal_functions(module: ir.Module) -> None:
-    """Merges private functions that are equal but for their names, and redirects what refers to them."""
+    """Merges private functions that are equal but for their names, and redirects references to them."""
     first: dict[str, str] = {}
     replaced: dict[str, str] = {}
     for op in module.body.operations:
@@ -169,7 +169,7 @@ def merge_equal_functions(module: ir.Module) -> None:
 
 
 def rename_references(op: ir.OpView, names: Mapping[str, str]) -> None:
-    """Lets an operation name other symbols in the place of some, in whichever attribute."""
+    """Replaces names of symbols in all attributes of an operation."""
     for name in list(op.attributes):
         attribute = attribute_of(op, name)
         if attribute is not None:
@@ -177,7 +177,7 @@ def rename_references(op: ir.OpView, names: Mapping[str, str]) -> None:
 
 
 def _renamed(attribute: ir.Attribute, names: Mapping[str, str]) -> ir.Attribute:
-    """Returns an attribute that names other symbols in the place of some."""
+    """Returns an attribute with replaced names of symbols."""
     match attribute:
         case ir.FlatSymbolRefAttr():
             return ir.FlatSymbolRefAttr.get(names.get(attribute.value, attribute.value))

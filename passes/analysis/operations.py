@@ -59,14 +59,14 @@ def is_barrier(op: ir.OpView) -> bool:
 
 
 def replace(old: ir.OpView, values: Iterable[ir.Value]) -> None:
-    """Lets everything read other values instead of the results of an operation, and erases it."""
+    """Replaces the results of an operation by other values, and erases it."""
     for result, value in zip(old.results, values, strict=True):
         result.replace_all_uses_with(value)
     old.operation.erase()
 
 
 def replace_operands(op: ir.OpView, mapping: Mapping[ir.Value, ir.Value]) -> None:
-    """Lets an operation, and those inside of it, read other values."""
+    """Replaces operands of an operation and of the operations inside of it."""
     for inner in (op,) if only_computes(type(op)) else (op, *nested_ops(op)):
         operands = inner.operands
         for number, value in enumerate(list(operands)):
@@ -81,7 +81,7 @@ def copy_into(
 
     Args:
       operations: the operations, each after the operations that it reads.
-      mapping: the value that copies read in the place of each; the results of copies are added.
+      mapping: the values that copies read instead; the results of copies are added.
       without: the attributes that copies do not have.
     """
     for op in operations:

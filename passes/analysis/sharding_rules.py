@@ -35,7 +35,7 @@ class ShardingRule:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether an element of the only result depends on those at its place, and on scalars."""
+        """Whether an element of the only result depends on scalars and elements at the same position."""
         if len(self.results) != 1:
             return False
         every = tuple(range(len(self.results[0])))

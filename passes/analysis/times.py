@@ -38,7 +38,7 @@ class Timed(Protocol):
     Attributes:
       label: its name, with its microbatch.
       computation: its computation.
-      origins: the placed calls that it stands for; none for glue.
+      origins: the placed calls that it represents; none for glue.
     """
 
     @property
@@ -58,7 +58,7 @@ class Times:
       stages: by stage and kind.
       computations: by name of the computation.
       launches: by label of the launch.
-      unsplit: stages with only one half of a backward, such as a first stage, which takes the whole time.
+      unsplit: stages with only one half of a backward, such as a first stage: it takes the time of both.
     """
 
     unit: str = UNITS

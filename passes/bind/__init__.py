@@ -1,1 +1,1 @@
-"""Binds slices to hosts, and splits a program into what each host does. Imports `passes.schedule.memory`."""
+"""Binding of slices to hosts, and the split of a program over hosts. Imports `passes.schedule.memory`."""

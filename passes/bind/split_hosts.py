@@ -34,10 +34,10 @@ class SplitHosts(Pass):
     2. The function holds the launches, transfers, mirrors and releases on its slices. A transfer to a slice
        on another host is a `pw.send` on the host that it leaves, and a `pw.recv` on the other.
     3. All work of a host has one order, that of `@main`.
-    4. Nothing blocks: a `pw.send` and a `pw.recv` return at once, whatever the other host has done. Therefore
-       values that are sent are released at the end. Where this is impossible, because a launch takes the
-       buffer or the caller has it, a copy is sent. Channels between hosts have room for all that is sent in
-       `ahead` steps.
+    4. Nothing blocks: a `pw.send` and a `pw.recv` return at once, whether or not the other host is ready.
+       Therefore values that are sent are released at the end. Where this is impossible, because a launch
+       takes the buffer or the caller has it, a copy is sent. Channels between hosts have room for all values
+       that `ahead` steps send.
     5. The peak of each slice counts sent values up to the end of the step, and received values from its
        start, since a host may issue all of a step before any of it runs. It counts both once more for each
        further step that runs ahead.
@@ -133,7 +133,7 @@ def _read(program: ProgramView) -> _Split:
     for op in transfers:
         parts = {part for value in op.operands for part in parts_of(value)}
         sent[hosts[program.symbols[op.channel].src]] |= parts - lost
-    # Hidden arguments come after those of callers, whose numbers must not depend on them.
+    # Hidden arguments come last: the numbers of callers' arguments must not depend on them.
     passed_first = sorted(range(len(arguments)), key=lambda n: CONSTANT in program.arguments[n])
     numbers = [passed_first.index(n) for n in range(len(arguments))]
     return _Split(hosts, {op.results[0]: n for n, op in enumerate(transfers)}, lost, sent, numbers)
@@ -237,7 +237,7 @@ class _HostFunction:
         )
 
     def copy(self, op: ir.OpView) -> None:
-        """Writes what the host does for an operation."""
+        """Writes the host's share of an operation."""
         if dialect.op_has(op, Trait.ALIASES):
             self.join(op)
         elif dialect.op_has(op, Trait.RELEASES):

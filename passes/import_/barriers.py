@@ -42,13 +42,13 @@ def drop_barriers(main: ir.OpView, placed: Sequence[PlacedCall]) -> None:
             through_barrier.update(op.results)
             continue
         if isinstance(op, LaunchOp | AllToAllOp):
-            # Modules are a barrier already: what a launch reads needs none.
+            # Modules are a barrier already: operands of a launch need none.
             for number, value in enumerate(list(op.operands)):
                 if value in barriers:
                     op.operands[number] = barriers[value].operands[0]
         if isinstance(op, LaunchOp):
             call = next(calls)
-            # A gradient may read what is repeated without being that itself.
+            # A gradient may read repeated values without being repeated itself.
             before = first.setdefault(call.identity, call)
             kind = call.kind
             repeats = kind == "fwd" or (kind == "grad" and before is not call)

@@ -22,7 +22,7 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
     """
     location = loop.operation.location
     (condition,), (body,) = (region.blocks for region in loop.regions)
-    # Values that stay the same need no carry: iterations read what the loop starts from.
+    # Values that stay the same need no carry: iterations read the initial values.
     following = list(list(body.operations)[-1].operands)
     changing = [n for n, argument in enumerate(body.arguments) if following[n] != argument]
     for n, init in enumerate(list(loop.operands)):
@@ -40,7 +40,7 @@ def in_chunks(loop: ir.OpView, count: int) -> ir.OpView:
         chunk = stablehlo.WhileOp(types, passed)
         blocks = [region.blocks.append(*types, arg_locs=[location] * len(types)) for region in chunk.regions]
     with ir.InsertionPoint(blocks[0]), location:
-        # A counter from 0 to a constant is what `trip_count_of` recognizes.
+        # `trip_count_of` recognizes a counter from 0 to a constant.
         direction = stablehlo.ComparisonDirectionAttr.get("LT")
         stablehlo.ReturnOp([stablehlo.compare(blocks[0].arguments[0], most, direction)])
     with ir.InsertionPoint(blocks[1]), location:

@@ -62,7 +62,7 @@ def _constants(function: ir.OpView, limit: int) -> Iterator[tuple[ir.OpView, ir.
         except TypeError:
             # The bindings cannot return complex elements; they stay in the computation.
             continue
-        # A splat is stored as one element, whatever the size of its type.
+        # A splat of any size is stored as one element.
         if not (isinstance(value, ir.DenseElementsAttr) and value.is_splat):
             yield op, value
 

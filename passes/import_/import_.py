@@ -87,7 +87,7 @@ class Import(Pass):
         merge_equal(body_block(main))
         # After `merge_equal`, which does not look at slices.
         place_regions(traced)
-        # Before loops are known: what is the same for every microbatch is so after a barrier, too.
+        # Before loops are known: values that all microbatches share stay shared after a barrier.
         split_barriers(main)
         LoopMarker(traced).mark_loops()
         # Before launches, whose results these are not.

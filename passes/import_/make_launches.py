@@ -78,7 +78,7 @@ def _check_nested(traced: TracedProgram, callee: str, slice_name: str, name: str
 
 
 def _rename_functions(traced: TracedProgram, renamed: dict[str, str]) -> None:
-    """Gives what launches call its name, in regions and functions too, whose metadata has been read."""
+    """Renames the functions that launches call, also in regions and functions with metadata already read."""
     # Not before all of it was read: functions are shared by regions and by launches of several slices.
     pending = [op for op in body_block(traced.main).operations if not isinstance(op, PwOp)]
     pending += [traced.symbols[name] for name in renamed]

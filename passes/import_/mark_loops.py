@@ -60,8 +60,7 @@ class LoopMarker:
             if op_has(op, Trait.CLOSES_LOOP):
                 self.check_inside(op, op.loop, loop)
                 before |= {op.loop}
-                # It reduces what all microbatches share, so that there is one value of it and not one for
-                # each.
+                # It reduces a value that all microbatches share: there is one value and not one for each.
                 if isinstance(op, ReduceOp) and loop != op.loop:
                     constant = self.reduce_constant(op, loop)
                     reduced[constant] = before

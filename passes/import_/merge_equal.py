@@ -1,4 +1,4 @@
-"""Equal operations that every slice can work out for itself are kept once, so that later passes see fewer."""
+"""Merging of equal operations that every slice can compute itself, so that later passes see fewer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathways.dialect import PwOp, only_computes
 from pathways.passes.analysis.operations import EXPENSIVE, is_scalar, replace
 
 _LEFT_ALONE = EXPENSIVE | {"stablehlo.optimization_barrier", "stablehlo.rng"}
-"""Operations that are left alone: their work counts, they keep others apart, or equal ones differ."""
+"""Operations that are not merged: they are expensive, separate other operations, or differ at each call."""
 
 _TAKING = ("func.call", "func.return")
 
@@ -17,8 +17,8 @@ def merge_equal(block: ir.Block) -> None:
     """Merges equal operations that read nothing but constants and scalar arguments.
 
     An optimizer that is written once for each leaf repeats its constants, their broadcasts and its bias
-    corrections for all of them. Where an operation that reads a large value is done decides what crosses
-    between slices, so that those stay. So does an array that a launch or the caller reads: each may take it.
+    corrections for all of them. Operations that read a large value stay, since their slice decides which
+    values cross. So does an array that a launch or the caller reads: each may consume it.
 
     Args:
       block: the body of `@main`, before anything of it is placed.

@@ -203,7 +203,7 @@ def drop_dead_carries(main: ir.OpView, symbols: Mapping[str, ir.OpView]) -> None
             pending.append(producer[flags[branch.condition]])
         if n in handed_on:
             pending.append(handed_on[n])
-    # Only carries, and what reads them: all other dead code is left to `pw-dce`.
+    # Only carries and their readers: all other dead code is left to `pw-dce`.
     dead: list[int] = []
     values: set[ir.Value] = set()
     for n, op in enumerate(operations):

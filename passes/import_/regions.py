@@ -1,4 +1,4 @@
-"""Loops and branches of JAX: those over several slices are opened, others that hold placed calls placed."""
+"""Loops and branches of JAX, which are opened if they span several slices, and placed if they do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathways.passes.manager.base import fail
 
 
 def open_regions(traced: TracedProgram, inliner: Inliner, chunk: int) -> None:
-    """Opens what JAX repeats or does on a condition over several slices, outer loops and branches first.
+    """Opens loops and branches of JAX that span several slices, outer ones first.
 
     Args:
       chunk: the iterations in a chunk of a loop whose end depends on values.

@@ -1,7 +1,7 @@
 """Numbers of pipeline stages, from the slices of forward calls.
 
-Where a loop differentiates gradients, as for a gradient penalty, the calls of those gradients are part of
-what its backward goes back through: forward calls, of stages of their own.
+A loop may differentiate gradients, as for a gradient penalty. Then the calls of these gradients are forward
+calls with stages of their own, and have backward calls.
 
     front (s0)   back (s1)   back_grad (s1)   front_grad (s0)      one microbatch, to the right
     stage 0      stage 1     stage 2          stage 3              each of them has a backward
@@ -56,7 +56,7 @@ class PlacedCall:
         return self.call, self.lineage[:-1].rstrip("0")
 
     def set_stage(self, stage: int, anew: bool = False) -> None:
-        """Gives it a stage, in place of one that the user chose only if that is `anew`."""
+        """Gives it a stage; replaces a stage that the user chose only if `anew`."""
         if self.stage is None or anew:
             self.set_origin(stage=stage)
 
@@ -105,9 +105,9 @@ class _Forward:
 def number_stages(main: ir.OpView, placed: Sequence[PlacedCall], loops: Collection[str]) -> None:
     """Gives launches the number of their stage, unless the user chose one, and the identity of their call.
 
-    Stages are maximal runs of forward calls on one slice, numbered in topological order. In a loop only what
-    depends on the microbatch counts. A call in front of the loop that prepares what a stage on its slice
-    reads is part of that stage, and so is its backward call.
+    Stages are maximal runs of forward calls on one slice, numbered in topological order. In a loop only calls
+    that depend on the microbatch count. A call in front of the loop that prepares operands of a stage on its
+    slice is part of that stage, and so is its backward call.
 
     Gradients that a loop differentiates, or that its forward needs, are forward calls of stages of their own.
     In such a loop a stage that the user chose only distinguishes stages: calls of one function may come
@@ -205,8 +205,8 @@ def _find_gradients(
     """Finds backward calls of loops that the forward needs, and makes gradients of them.
 
     These are not differentiated themselves, as with `jax.lax.stop_gradient`, or JAX would have marked them.
-    What differentiated forward calls read is one, and what the backward of a later stage reads: the backward
-    itself goes the other way.
+    A backward call is a gradient if a differentiated forward call reads it, or the backward call of a later
+    stage: backward calls lead to earlier stages.
 
     Returns:
       whether there were any.
@@ -226,7 +226,7 @@ def _find_gradients(
         if call.kind == "grad" or (call.kind == "fwd" and call.identity in trained)
     }
     into: dict[ir.Value, float] = {}
-    """How late what reads a value is: the depth of the stage, for backward calls, or beyond all of them."""
+    """The depth of the latest reader of each value: the stage of a backward call, or infinite."""
     gradients: list[PlacedCall] = []
     for op in reversed(list(body_block(main).operations)) if backward else ():
         if loop_of_op(op) not in loops:
@@ -236,7 +236,7 @@ def _find_gradients(
         if op.operation in needed:
             leads = math.inf
         elif call is not None:
-            # The backward of a stage leads to those of earlier ones. If it leads to a later one, or to the
+            # The backward of a stage leads to earlier backwards. If it leads to a later one, or to the
             # forward, these need it to compute a value: it is a gradient.
             if leads > last.get(call.differentiated, len(forward)):
                 gradients.append(call)
@@ -292,7 +292,7 @@ def _with_readers(
     for op in reversed(list(body_block(main).operations)) if levels else ():
         if op.results and op.results[0] in levels:
             before = frozenset({levels[op.results[0]]})
-        # No forward call: what leads to it, such as to a backward, prepares no stage.
+        # Not a forward call: operands of a backward, for example, prepare no stage.
         elif isinstance(op, LaunchOp) and op.loop is not None:
             continue
         else:

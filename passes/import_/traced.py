@@ -16,7 +16,7 @@ from pathways.passes.manager.base import fail
 _ORDINARY = CallMetadata()
 
 NESTED_LOOPS = "'Loops inside loops' of docs/pipelining.md"
-"""Section of the manual on what to write instead of loops that cannot be nested."""
+"""Section of the manual on alternatives to loops that cannot be nested."""
 
 
 class TracedProgram:

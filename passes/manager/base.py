@@ -32,8 +32,8 @@ class Pass(ABC):
     """A transformation or check of a whole module.
 
     A subclass is a frozen dataclass with a `name`; its fields, made with `option`, are its options. Its
-    docstring states what the pass does, requires and guarantees. The driver checks the
-    forms before and after it.
+    docstring states its work, requirements and guarantees. The driver checks the forms before
+    and after it.
 
     Attributes:
       input_forms: the forms of the IR that the pass accepts.

@@ -147,7 +147,7 @@ def _copy(diagnostic: ir.Diagnostic) -> Diagnostic:
         position = position_of(diagnostic.location)
         message = diagnostic.message
     except (RuntimeError, UnicodeDecodeError):
-        # The bindings cannot convert what quotes input that is not UTF-8.
+        # The bindings cannot convert messages that quote input that is not UTF-8.
         message = "the input is not UTF-8 text"
     return Diagnostic(
         diagnostic.severity.name.lower(), message, position, tuple(_copy(note) for note in diagnostic.notes)
@@ -261,7 +261,7 @@ def _run(item: Item, module: ir.Module, seen: Diagnostics) -> None:
 
 
 def _check_for_shardy(item: Builtin, module: ir.Module) -> None:
-    """Refuses what makes Shardy's passes crash: functions without a body, and no or several programs."""
+    """Refuses modules that crash Shardy's passes: functions without a body, and no or several programs."""
     if "sdy-" not in item.text:
         return
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
@@ -285,7 +285,7 @@ def _verify_mlir(module: ir.Module, seen: Diagnostics) -> None:
 
 
 def _verify(module: ir.Module, seen: Diagnostics, *, is_well_formed: bool = False) -> None:
-    # MLIR's own verifier has passed: ours relies on what it checks.
+    # MLIR's own verifier has passed: ours relies on its checks.
     verify(module, is_well_formed=is_well_formed)
     _raise_if_any(seen)
 

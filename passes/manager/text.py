@@ -47,7 +47,7 @@ Item = Pass | Builtin
 
 
 def item_name(item: Item) -> str:
-    """Returns the name of an item in listings of what ran."""
+    """Returns the name of an item in listings."""
     return item.text if isinstance(item, Builtin) else item.name
 
 
@@ -103,7 +103,7 @@ class _PipelineParser:
         raise PipelineError(message, self.text, (self.position if position is None else position) + 1)
 
     def match(self, pattern: str) -> str:
-        """Consumes what matches here, and white space after it."""
+        """Consumes a match at the current position, and white space after it."""
         token = re.compile(pattern).match(self.text, self.position)
         if not token or not token.group():
             return ""

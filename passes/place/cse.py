@@ -46,7 +46,7 @@ class Cse(Pass):
         symbols = symbol_table(module)
         effects: dict[str, bool] = {}
         seen: dict[object, ir.OpView] = {}
-        # In block order: what an operation reads is merged before its key is computed, so equal chains merge.
+        # In block order: the operands of an operation are merged before its key is computed, so chains merge.
         for op in list(body_block(main_function(module)).operations):
             if op_has(op, Trait.EXECUTES):
                 mergeable = not computation_has_effect(op.callee, symbols, effects)

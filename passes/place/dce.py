@@ -111,7 +111,7 @@ class _Pruner:
         with ir.InsertionPoint(terminator), terminator.operation.location:
             ir.Operation.create("func.return", operands=returned)
         terminator.operation.erase()
-        # Readers first, so that what only they read is unused by then.
+        # Readers first, so that their operands are unused by then.
         for op in reversed(operations):
             if not any(True for r in op.results for _ in r.uses) and not has_side_effect(
                 op, self.symbols, self.effects

@@ -34,8 +34,8 @@ class GroupBranches(Pass):
 
     1. The work of both branches on a slice, and the selection from their results, is one operation. It yields
        zeros for values that only one of the branches produces and others read.
-    2. If a branch reads a value from another slice midway, the slice has one operation for what
-       comes before and one for what comes after.
+    2. If a branch reads a value from another slice midway, the slice has one operation for the work before
+       it and one for the work after it.
     3. Small work that all slices can do is done unconditionally if others read it, or in each branch.
 
     ```mlir
@@ -87,7 +87,7 @@ class _Operations:
     Attributes:
       operations: all of them.
       order: their numbers, each after the numbers of its operands.
-      reads: what each of them reads; see `captured`.
+      reads: the values that each of them reads; see `captured`.
       readers: the numbers of the readers of a value.
       branches: by the name of a condition the operations of its branches, each with its branch.
     """
@@ -130,13 +130,13 @@ class _Operations:
         op.operation.erase()
 
     def drop_maker(self, value: ir.Value) -> None:
-        """Erases what makes a value that nothing reads."""
+        """Erases the producer of a value that nothing reads."""
         n = self._makers[value]
         self.order.remove(n)
         self.erase(n)
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Lets all that read a value read another one."""
+        """Replaces all uses of a value by another one."""
         old.replace_all_uses_with(new)
         for n in self.readers.pop(old, ()):
             values = (new if value == old else value for value in self.reads[n])
@@ -224,7 +224,7 @@ def _group(block: _Operations, condition: ir.OpView, name: str, is_free: Callabl
             written.update({n: [] for n in group})
             written[group[-1]] = _GroupWriter(block, members, condition, group).write(place.key)
     if written:
-        # A group is written where its last member was: what reads earlier members may be in front of that.
+        # A group is written where its last member was: readers of earlier members may be in front of it.
         now = [new for n in touched for new in written.get(n, [n])]
         block.order[first:end] = block.sort(now)
     around = branch_of(condition)
@@ -254,7 +254,7 @@ def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> di
 
     Args:
       members: the operations to group.
-      touched: those between the first and the last of these, in order.
+      touched: the operations between the first and the last of these, in order.
     """
     place_of_value: dict[ir.Value, _Place] = {}
     places: dict[int, _Place] = {}
@@ -263,8 +263,8 @@ def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> di
         before = [place_of_value[value] for value in block.reads[n] if value in place_of_value]
         if not before and not members.has(n):
             continue
-        # What is of no group has a key of its own, so that a path through it raises the level: else a group
-        # would have to wait for its own results.
+        # An operation without a group has a key of its own, so that a path through it raises the level: else
+        # a group would have to wait for its own results.
         key = _key(op) if members.has(n) else _GroupKey((), False, None, n)
         place = _Place(key, max((p.level + (p.key != key) for p in before), default=0))
         place_of_value.update(dict.fromkeys(op.results, place))
@@ -312,10 +312,10 @@ class _GroupWriter:
             for result in block.operations[n].results
             if n in members.selects or not inside.issuperset(block.readers.get(result, ()))
         ]
-        """What the operation gives, each with the number of what makes it now."""
+        """The results of the new operation, each with the number of its current producer."""
 
     def write(self, key: _GroupKey) -> list[int]:
-        """Writes the operation in the place of the group, which is erased; returns its numbers."""
+        """Replaces the group by the operation; returns its numbers."""
         last = self.block.operations[self.group[-1]]
         location = last.operation.location
         flag = self.condition.results[0]
@@ -368,7 +368,7 @@ class _GroupWriter:
 
 
 def _drop_conversion(block: _Operations, condition: ir.OpView) -> None:
-    """Reads a bit in the place of whether the number that it was made is not 0."""
+    """Reads a predicate directly instead of comparing the number that it was converted to with 0."""
     if condition.operation.name != "stablehlo.compare":
         return
     # JAX converts a predicate to the number that `stablehlo.case` takes, and `open_branches` compares that

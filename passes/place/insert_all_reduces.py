@@ -1,4 +1,4 @@
-"""`pw-insert-all-reduces`: what replicas sum over their microbatches is summed over replicas."""
+"""`pw-insert-all-reduces`: sums over microbatches become sums over replicas, too."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class InsertAllReduces(Pass):
     """Inserts a `pw.all_reduce` after every sum over the microbatches of a batch, if slices have replicas.
 
     Each replica works on its share of the microbatches. Until `pw-replicate` makes one copy per replica, the
-    code is that of any of them, and the sum stands for the sums of all. A program that has a `pw.all_reduce`
-    has been through this pass, and is left as it is: a second sum would be another value.
+    code and the sum represent all of them. A program that has a `pw.all_reduce` has been through this pass,
+    and is left as it is: a second sum would be another value.
 
     ```mlir
     // before
@@ -34,7 +34,7 @@ class InsertAllReduces(Pass):
     ```
 
     Requires: placement from `pw-infer-placement`; one number of replicas for all slices.
-    Guarantees: what reads a sum over microbatches reads the sum over all replicas, once.
+    Guarantees: all readers of a sum over microbatches read the sum over all replicas, once.
     """
 
     name: ClassVar[str] = "pw-insert-all-reduces"
@@ -51,7 +51,7 @@ class InsertAllReduces(Pass):
             # Every replica runs all iterations of a sequential loop: there is nothing to add up.
             if not isinstance(op, ReduceOp) or op.kind != "sum" or symbols[op.loop].sequential:
                 continue
-            # Collected before the all-reduce exists, which goes on reading the sum of one replica.
+            # Collected before the all-reduce exists, which still reads the sum of one replica.
             readers = [(use.owner, use.operand_number) for use in op.results[0].uses]
             total = AllReduceOp.build(
                 list(op.results),

@@ -62,7 +62,7 @@ class InstanceGraph:
 
 
 def instance_graph(module: ir.Module) -> InstanceGraph:
-    """Reads the graph of `@main`, all placed; refuses a result that is not made where it is returned."""
+    """Reads the graph of `@main`, all placed; refuses a result that is returned on a slice without it."""
     main = main_function(module)
     operations = list(body_block(main).operations)
     symbols, effects = dialect.symbol_table(module), dict[str, bool]()

@@ -1,4 +1,4 @@
-"""`pw-merge-residuals`: of equal results that a computation hands to others, one is handed over, once."""
+"""`pw-merge-residuals`: equal results of a computation are handed over once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SMALL = 64
 class MergeResiduals(Pass):
     """Merges equal results of a computation, so that each residual is passed on once.
 
-    A forward that normalises its input for the queries, and again for the keys and values, saves what that
-    yields for its backward twice. XLA computes equal values once, but keeps each result in separate memory
+    A forward that normalises its input for the queries, and again for the keys and values, saves the result
+    twice for its backward. XLA computes equal values once, but keeps each result in separate memory
     until the backward of the microbatch. Here the launches that read one of them read the first, and an
-    argument that always has the value of another goes; `pw-dce` then drops the results that are left over.
+    argument that always has the value of another is removed; `pw-dce` then drops unused results.
 
     Values are equal when the same operations make them of the same values. Small functions that the
     computation calls are inlined, so that their results are compared as well, and `pw-sink-constants` sees
@@ -69,7 +69,7 @@ class MergeResiduals(Pass):
 
 
 def _merge_arguments(function: ir.OpView, launches: list[dialect.LaunchOp]) -> list[dialect.LaunchOp]:
-    """Takes from a computation the arguments that are another one in all its launches; returns these anew."""
+    """Removes arguments that equal another one in all launches; returns the new launches."""
     first: dict[object, int] = {}
     attrs = dialect.argument_attrs(function)
     columns = zip(*(list(launch.operands) for launch in launches), strict=True)
@@ -90,7 +90,7 @@ def _merge_results(
     symbols: Mapping[str, ir.OpView],
     effects: dict[str, bool],
 ) -> None:
-    """Lets launches that read a result of these read the first one that is equal."""
+    """Replaces results that launches read by the first equal result."""
     handed = {
         n
         for launch in launches
@@ -149,7 +149,7 @@ def _value_numbers(
 def _key(op: ir.OpView, numbers: Mapping[ir.Value, int]) -> Hashable | None:
     """Returns the key of operations that do the same to the same values; None for one without equals."""
     attributes = attributes_of(op)
-    # None stands for an attribute that bindings cannot return: two of them may differ.
+    # None represents an attribute that bindings cannot return: two of them may differ.
     if any(attribute is None for attribute in attributes.values()) or any(
         value not in numbers for value in op.operands
     ):

@@ -1,4 +1,4 @@
-"""`pw-outline`: the code between placed calls becomes computations of its own."""
+"""`pw-outline`: the code between placed calls becomes computations."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class _Unit:
         return list(depth_first(roots, lambda of: [s for s in of.sources.values() if s and s.mirrored]))
 
     def inputs(self, contents: Sequence[Instance]) -> Inputs:
-        """Returns the values that it reads and does not make, each with its source; None for an argument."""
+        """Returns the values that it reads from others, each with its source; None for an argument."""
         if self.stands_alone:
             # The slices of an exchange may each read their own copy of one mirrored value.
             return [pair for member in self.members for pair in member.sources.items()]
@@ -150,8 +150,8 @@ def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance
         must_stay = instance in returned or instance.has_effect
         if not readers and not must_stay:
             continue
-        # The results of a launch are ready only when all of it is done: what another slice waits for must not
-        # wait for work that does not lead there.
+        # The results of a launch are ready only when all of it is done: a value that another slice waits for
+        # must not wait for unrelated work.
         if any(
             r.slice != place
             or op_has(r.op, Trait.EXCHANGES)
@@ -173,7 +173,7 @@ def _units(graph: InstanceGraph, waits: Mapping[Instance, int]) -> dict[Instance
 
 
 def _add_outputs(graph: InstanceGraph, unit_of: dict[Instance, _Unit]) -> None:
-    """Makes units return what other units and the caller read of them."""
+    """Adds the values that other units and the caller read to the outputs of units."""
     for reader in graph.readers:
         if reader not in unit_of:
             continue
@@ -304,7 +304,7 @@ class _Emitter:
     def computation(
         self, unit: _Unit, contents: Sequence[Instance], inputs: Sequence[ir.Value], location: ir.Location
     ) -> str:
-        """Returns the name of the computation that does what a unit does."""
+        """Returns the name of the computation of a unit."""
         key = _key(contents, inputs, unit.outputs)
         if key is not None and key in self.names_by_key:
             return self.names_by_key[key]

@@ -1,4 +1,4 @@
-"""`pw-sink-constants`: what depends on no argument is worked out where it is read, and never passed on."""
+"""`pw-sink-constants`: values that depend on no argument are recomputed by their readers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class SinkConstants(Pass):
 
     JAX passes masks, counters and scalars from a forward to its backward as residuals: they
     would stay in memory in between, and a backward that reads them would differ from one that is fused with
-    its forward. An argument goes where all launches of its computation read the same such result; `pw-dce`
+    its forward. An argument is removed if all launches of its computation read the same such result; `pw-dce`
     then drops the result. Expensive operations, loops and side effects are not repeated, and a computation
-    that computes only constants keeps them. A sharding constraint is left out of what
-    is repeated, since it names the mesh of the slice that the constant is taken from.
+    that computes only constants keeps them. Repeated code has no sharding constraints, since they name the
+    mesh of the slice that computed the constant before.
 
     ```mlir
     // before
@@ -57,7 +57,7 @@ class SinkConstants(Pass):
         called = {name for op in module.body.operations for o in nested_ops(op) for name in _called(o)}
         effects: dict[str, bool] = {}
         by_callee: dict[str, _Constants] = {}
-        # In program order: what becomes constant in one computation may make results of it constant.
+        # In program order: a constant argument of one computation may turn its results into constants.
         for name, group in launches.items():
             function = symbols[name]
             if not function.regions[0].blocks:
@@ -128,7 +128,7 @@ def _is_cheap(op: ir.OpView, symbols: Mapping[str, ir.OpView]) -> bool:
 def _sink(
     function: ir.OpView, launches: Sequence[LaunchOp], by_callee: Mapping[str, _Constants]
 ) -> list[LaunchOp]:
-    """Takes from a computation the arguments that are constant in all its launches; returns these anew."""
+    """Removes arguments of a computation that are constant in all its launches; returns the new launches."""
     sources = [
         {_source(launch.operands[n], by_callee) for launch in launches}
         for n in range(len(launches[0].operands))
@@ -144,7 +144,7 @@ def _sink(
 
 
 def _source(value: ir.Value, by_callee: Mapping[str, _Constants]) -> tuple[str, int] | None:
-    """Returns the computation and the result of it that a value is, where that is a constant."""
+    """Returns the computation and the number of a constant result; None for any other value."""
     if isinstance(value, ir.BlockArgument) or not isinstance(value.owner.opview, LaunchOp):
         return None
     callee, number = value.owner.opview.callee, ir.OpResult(value).result_number

@@ -43,7 +43,7 @@ class SinkLoopReductions(Pass):
     ```
 
     Requires: placement from `pw-infer-placement`.
-    Guarantees: the same value up to rounding; what crosses does so once for each loop.
+    Guarantees: the same value up to rounding; sums cross once for each loop.
     """
 
     name: ClassVar[str] = "pw-sink-loop-reductions"
@@ -106,7 +106,7 @@ def _summed(value: ir.Value, reduction: ReduceOp) -> ir.Value:
 
 
 def _erase_unused(value: ir.Value) -> None:
-    """Erases what only the moved reduction read."""
+    """Erases operands that only the moved reduction read."""
     pending = [value]
     while pending:
         current = pending.pop()

@@ -16,7 +16,7 @@ class VerifySchedule(Pass):
     """Checks the scheduled form, proves it free of deadlock, and claims it.
 
     Every launch and transfer has an `order`, every transfer a `channel`, no two events of a slice share a
-    position, and the block of `@main` is sorted by what waits for what. Data edges, slice order, channel
+    position, and the block of `@main` is sorted by these waits. Data edges, slice order, channel
     order and channel capacity together must have a topological order; when they have none, the error prints
     a cycle, event by event.
 

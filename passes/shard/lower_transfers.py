@@ -1,4 +1,4 @@
-"""`pw-lower-transfers`: cuts and joins what moves between slices whose shards do not correspond."""
+"""`pw-lower-transfers`: cuts and joins values that move between slices whose shards do not correspond."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _MAX_PIECES = 1 << 20
 class LowerTransfers(Pass):
     """Turns transfers between slices whose shards do not correspond into copies of pieces.
 
-    A transfer is left alone if device i of the source holds exactly what device i of the target needs.
+    A transfer is left alone if device i of the source holds exactly the shard that device i of the target
+    needs.
     Otherwise:
 
     1. The shards of both sides are divided by a common grid, in each dimension into the least common
@@ -52,7 +53,7 @@ class LowerTransfers(Pass):
     A transfer of more than `max-pieces` pieces (63 shards and 64 have 4032 in common) is preceded by a launch
     on the source that gathers the value, along as few axes as it takes, or splits it along other dimensions.
 
-    A remark states what each such transfer moves.
+    A remark states the bytes that each such transfer moves.
 
     ```mlir
     // before
@@ -74,7 +75,7 @@ class LowerTransfers(Pass):
     gather_bytes: int = option(65536, "replicated values above this size cross from island to island once")
     max_pieces: int = option(1024, "a value is gathered on the source first if more copies would be needed")
     islands: str = option(
-        "named", "slices on different islands: those whose `island` differs (named), or all"
+        "named", "slices on different islands: only if their `island` differs (named), or all"
     )
 
     def __post_init__(self) -> None:
@@ -372,7 +373,7 @@ def _refined(side: Side, grid: Sequence[int]) -> Side:
         fits = (d for d, (g, s) in enumerate(zip(grid, splits, strict=True)) if g // s % size == 0)
         dim = next(fits, None)
         if dim is not None:
-            # As the most minor axis it divides what each device holds already: nothing moves.
+            # As the most minor axis it divides the shard that each device already has: nothing moves.
             dims[dim] = (*dims[dim], name)
     return side.with_sharding(Sharding(tuple(dims)))
 
@@ -421,7 +422,7 @@ def _routes(cut: _Cut, shape: Sequence[int]) -> list[Route]:
 class _Senders:
     """The devices of a source, which take turns.
 
-    The least busy one sends; among equally busy ones that of the same number, then those after it.
+    The least busy one sends; among equally busy ones the device of the same number, then the next ones.
     """
 
     def __init__(self, size: int) -> None:
@@ -431,7 +432,7 @@ class _Senders:
         """How many devices have that load."""
 
     def take(self, holding: Sequence[int], device: int) -> int:
-        """Returns the device that sends to one of the target, of those with the piece, in ascending order."""
+        """Returns the device that sends to a device of the target, one of the ascending holders."""
         size = len(self.load)
         start = bisect.bisect_left(holding, device % size)
         # They may be very many: the first one that is as idle as any will do.
@@ -467,7 +468,7 @@ def _places(counts: Iterable[int]) -> Iterator[tuple[int, ...]]:
 def _cut_locally(value: ir.Value, cut: _Cut) -> list[ir.Value]:
     """Cuts every shard of a value into cells."""
     if math.prod(cut.cuts) == 1:
-        # Only the sharding is refined: each device takes a slice of what it holds.
+        # Only the sharding is refined: each device takes a slice of its shard.
         return [sdy.ShardingConstraintOp(value, cut.source.attribute()).result]
     shard = [a * c for a, c in zip(cut.cuts, cut.cell, strict=True)]
 

@@ -79,8 +79,8 @@ class PropagateShardings(Pass):
     ```
 
     Requires: placed form.
-    Guarantees: on slices of several devices every value has one sharding; operands of a launch have those
-    of the computation's arguments. Programs whose slices have one device each are left alone.
+    Guarantees: on slices of several devices every value has one sharding; operands of a launch are
+    sharded as the computation's arguments. Programs whose slices have one device each are left alone.
     """
 
     name: ClassVar[str] = "pw-propagate-shardings"
@@ -205,7 +205,7 @@ def _propagate(module: ir.Module, meshes: Meshes) -> None:
         if handed_on == hints or not left:
             break
         hints = handed_on
-        # Shardy only refines: what this round decided without the new hints would stay.
+        # Shardy only refines: decisions of this round without the new hints would stay.
         _replace_body(module, before)
     before.erase()
 
@@ -337,7 +337,7 @@ def _closed(
 def _keep_rows_together(
     main: ir.OpView, arguments: list[dict[str, ir.Attribute]], meshes: Meshes, stated: Collection[int]
 ) -> None:
-    """Takes back what propagation has decided on rows of a batch, if microbatches do not divide so."""
+    """Reverts decisions of propagation on rows of a batch that microbatches cannot follow."""
     for op in body_block(main).operations:
         if not isinstance(op, SplitOp) or not isinstance(op.operands[0], ir.BlockArgument):
             continue

@@ -1,4 +1,4 @@
-"""Reshards values where what makes them and what reads them decided on different shardings."""
+"""Resharding of values whose producers and readers decided on different shardings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
             expected = expected_results
         else:
             # Transfers, splits and reductions accept any sharding: `pw-lower-transfers` and
-            # `pw-unroll-microbatches` launch what they need.
+            # `pw-unroll-microbatches` launch reshards if needed.
             continue
         for number, (value, (attrs, places)) in enumerate(zip(list(op.operands), expected, strict=True)):
             home = dialect.slices_of(value, slices) or ()
@@ -51,7 +51,7 @@ def settle(module: ir.Module, main: ir.OpView) -> None:
                 continue
             for place in read_on:
                 key = (value, place, target)
-                # In block order: what stands in front of the first reader is in front of all later ones.
+                # In block order: a launch in front of the first reader is in front of all later ones.
                 if key not in resharded:
                     resharded[key] = _reshard(op, value, place, target, layouts, computations)
             copies = [resharded[value, place, target] for place in read_on]

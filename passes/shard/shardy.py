@@ -1,9 +1,9 @@
-"""`@main` in terms that Shardy propagates through, and back.
+"""Encoding of `@main` in operations that Shardy propagates through, and its decoding.
 
-While Shardy runs, launches are calls, transfers between equal meshes, sums over microbatches and exchanges
-of blocks identities, splits and concatenations of microbatches operations of StableHLO, and values that turns
-pass on are added to the values before. Each names the replaced operation in an attribute.
-Transfers between different meshes stay; Shardy does not look through them.
+While Shardy runs, launches are calls; transfers between equal meshes, sums over microbatches and exchanges
+of blocks are identities; splits and concatenations of microbatches are operations of StableHLO; and the next
+value of a carry is added to the value before. Each names the replaced operation in an attribute. Transfers
+between different meshes stay; Shardy does not look through them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pathways.passes.analysis.operations import replace
 from pathways.passes.manager.base import main_function, remark
 
 _KIND = "pw.kind"
-"""The name of the operation that another one stands for."""
+"""The name of the operation that an encoding represents."""
 
 _ORIGINAL = "pw.original"
-"""The attributes of the operation that another one stands for."""
+"""The attributes of the operation that an encoding represents."""
 
 _NUMBER = "pw.number"
 """Attribute that distinguishes transfers between different meshes."""
 
 _COPY = "pw.copy_of_argument"
-"""The operation that stands for the copy of a mirrored argument on another mesh."""
+"""The operation that represents the copy of a mirrored argument on another mesh."""
 
 _KEEP = "pw.keep"
 """The target of calls that keep their operands alive."""
@@ -47,14 +47,14 @@ class _Encoding[Op: dialect.PwOp](abc.ABC):
 
     @abc.abstractmethod
     def encode(self, op: Op) -> ir.OpView:
-        """Builds what stands for an operation."""
+        """Builds the encoding of an operation."""
 
     @abc.abstractmethod
     def decode(self, op: ir.OpView) -> _Decided:
-        """Reads what Shardy decided of an operation, from its encoding."""
+        """Reads Shardy's decisions on an operation from its encoding."""
 
     def operands(self, op: ir.OpView) -> list[ir.Value]:
-        """Returns the operands of an operation from what stands for it."""
+        """Returns the operands of an operation from its encoding."""
         return [op.operands[0]]
 
 
@@ -165,7 +165,7 @@ _ENCODINGS: Mapping[str, _Encoding[Any]] = {
 
 
 def encode(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
-    """Turns `@main` into what Shardy propagates through."""
+    """Encodes `@main` for Shardy."""
     _copy_mirrored(main, meshes)
     arguments = dialect.argument_slices(main)
     operations = list(body_block(main).operations)
@@ -187,14 +187,14 @@ def encode(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
 
 
 def decode(module: ir.Module) -> None:
-    """Turns `@main` back, with what Shardy decided, and its operations in computations into plain ones."""
+    """Decodes `@main` with Shardy's decisions, and turns its operations in computations into plain ones."""
     for op in dialect.ops_named(module, ["sdy.mesh"]):
         # Shardy's note to other compilers; the mesh states it already.
         if "stablehlo.mesh" in op.attributes:
             del op.attributes["stablehlo.mesh"]
     for op in list(body_block(main_function(module)).operations):
         if op.operation.name == "stablehlo.custom_call":
-            # Between launches only encoded operations stand for operations of `pw`.
+            # Between launches only encoded operations represent operations of `pw`.
             op.operation.erase()
         elif _KIND in op.attributes:
             replace(op, _original(op).results)
@@ -211,7 +211,7 @@ def decode(module: ir.Module) -> None:
 
 
 def _original(op: ir.OpView) -> ir.Operation:
-    """Builds the operation that another one stands for."""
+    """Builds the operation that an encoding represents."""
     name = op.attributes[_KIND].value
     encoding = _ENCODINGS[name]
     merged = {entry.name: entry.attr for entry in op.attributes[_ORIGINAL]} | encoding.decode(op)
@@ -248,7 +248,7 @@ def _copy_mirrored(main: ir.OpView, meshes: Mapping[str, SliceMesh]) -> None:
 
 
 def _plain_stablehlo(function: ir.OpView) -> None:
-    """Undoes what the pipeline changed in computations and XLA does not take back."""
+    """Undoes changes of the pipeline in computations that XLA does not revert."""
     for op in list(dialect.nested_ops(function)):
         match op.operation.name:
             case "sdy.constant":

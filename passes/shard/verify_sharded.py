@@ -16,7 +16,7 @@ class VerifySharded(Pass):
     """Checks the sharded form and claims it.
 
     It is the placed form in which a transfer without `routes` copies shards as they are: device by device it
-    moves just what the other side needs.
+    moves just the shards that the other side needs.
     """
 
     name: ClassVar[str] = "pw-verify-sharded"

@@ -83,7 +83,7 @@ def _in_step(timeline: EventLog) -> Iterator[tuple[TimelineEvent, float]]:
             continue
         if event.slice in free:
             ready.append(free[event.slice])
-        # Timed by several threads, it may seem to start before what it reads is ready.
+        # Timed by several threads, it may seem to start before its operands are ready.
         yield event, event.end - min(event.start, max(ready, default=event.start))
         ready_times.append(event.end)
         free[event.slice] = event.end

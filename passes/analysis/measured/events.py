@@ -28,7 +28,7 @@ class TimelineEvent:
       label: the computation and microbatch of a launch, the two slices of a transfer.
       start: when it began, since the step began.
       end: when it was done; of a transfer, when the value had arrived.
-      origins: the placed calls that a launch stands for; none for glue.
+      origins: the placed calls that a launch represents; none for glue.
       microbatch: the microbatch that it belongs to, None outside loops.
       dst: the slice that a transfer goes to.
       nbytes: the bytes that a transfer moves.
@@ -99,7 +99,7 @@ class EventLog:
       title: its title, such as `planned, times=units` or `measured, step 3`.
       unit: the unit of all times, `s` for seconds, `units` for units of the schedule, or `flops`.
       slices: the names of the slices, in the order of the program.
-      events: all launches and transfers; an event reads only what events before it made.
+      events: all launches and transfers; an event reads only results of earlier events.
       memory: the live bytes on each slice, over all its devices, without temporaries inside computations.
       hosts: the number of the host that each slice is on, where the program runs on several.
     """

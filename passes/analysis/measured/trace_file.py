@@ -219,7 +219,7 @@ def _rows(timeline: EventLog) -> list[int]:
         if event.kind == "transfer":
             by_slice.setdefault(event.slice, []).append(n)
     for sends in by_slice.values():
-        # Interval partitioning: the lowest free row, or else a new one after those of transfers in flight.
+        # Interval partitioning: the lowest free row, or else a new one after the rows of transfers in flight.
         free: list[int] = []
         under_way: list[tuple[float, int]] = []
         for n in sorted(sends, key=lambda n: timeline.events[n].start):

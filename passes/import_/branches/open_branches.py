@@ -16,7 +16,7 @@ BRANCHING = frozenset({"stablehlo.case", "stablehlo.if"})
 
 
 def open_branches(op: ir.OpView, used_names: set[str]) -> list[ir.OpView]:
-    """Moves what the branches of an operation hold in front of it, and selects from their results.
+    """Moves the contents of an operation's branches in front of it, and selects from their results.
 
     Each condition chooses one of two branches: of more than two, the first one or the rest of them. An
     operation names its branch; selections and inner conditions belong to the branch around.

@@ -14,7 +14,7 @@ from pathways.passes.import_.branches.tags import Branch, branch_of, conditions
 
 
 class Predicates:
-    """Predicates of branches, those around them included, as values of `@main`.
+    """Predicates of branches, including outer branches, as values of `@main`.
 
     Args:
       conditions: the operation that computes each condition.
@@ -51,13 +51,13 @@ class Predicates:
 
 
 def drop_selections(main: ir.OpView) -> Mapping[ir.Value, int]:
-    """Reads what placed calls of a branch give in the place of a selection from that and something else.
+    """Replaces selections between the result of a placed call of a branch and another value by the result.
 
-    Where the branch is not taken they give the other value already, zeros or an operand of theirs, so that
-    a launch is saved, and a copy.
+    Where the branch is not taken, such a call returns the other value already: zeros, or one of its operands.
+    This saves a launch and a copy.
 
     Returns:
-      For results of calls the number of the operand that they hand on where their branch is not taken; all
+      The numbers of the operands that results of calls are equal to where their branch is not taken; all
       other results are zeros there.
     """
     conditions_by_name = conditions(main)
@@ -89,13 +89,13 @@ class _UntakenResults:
 
     def choose(self, value: ir.Value, other: ir.Value, around: Branch) -> bool:
         """Lets a call give another value where a branch around it is not taken; returns whether it can."""
-        # A result gives one thing where its branch is not taken: what an earlier selection chose is kept.
+        # A result has one value where its branch is not taken: the choice of an earlier selection stays.
         if is_zeros(other) and value not in self.handed_on:
             if around not in _branches_of_call(value, self._conditions):
                 return False
             self._zeros.add(value)
             return True
-        # Written only when complete: half of a path would change what calls give to other readers.
+        # Written only when complete: half of a path would change the operands of other readers.
         path = self._path(value, other, around, set())
         if path is None:
             return False
@@ -133,10 +133,10 @@ def _branches_of_call(value: ir.Value, conditions_by_name: Mapping[str, ir.OpVie
 
 
 def make_predicated(function: ir.OpView, name: str, handed_on: Sequence[int | None]) -> None:
-    """Makes a computation that does what a function does if its first argument is true.
+    """Creates a computation that calls a function if its first argument is true.
 
     Args:
-      handed_on: of each result the argument of the function that it is otherwise; None for zeros.
+      handed_on: for each result the argument of the function to return otherwise; None for zeros.
     """
     types, results = list(function.type.inputs), list(function.type.results)
     location = function.operation.location

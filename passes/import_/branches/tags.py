@@ -23,7 +23,7 @@ class Branch(NamedTuple):
     """One of the two branches of a condition.
 
     Attributes:
-      on_true: whether it is done where the condition holds, or where it does not.
+      on_true: whether it runs if the condition holds; else it runs if the condition does not hold.
     """
 
     condition: str

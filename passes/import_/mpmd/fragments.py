@@ -174,7 +174,7 @@ def _with_layouts(
 
 
 def constrain(function: ir.OpView, arguments: Layouts, results: Layouts) -> None:
-    """Says inside of a computation how its arguments and results lie, for propagation to start from."""
+    """Constrains the shardings of arguments and results in a computation, for propagation to start from."""
     block = body_block(function)
     if any(layout is not None for layout in arguments):
         ip = ir.InsertionPoint.at_block_begin(block)

@@ -68,7 +68,7 @@ class ShardingParam:
         shards = [shard for shard in shards if shard[1] > 1]
         factors: list[Factor] = []
         # From the minor ends of both lists, where equal shards are: each round uses up an axis or the shards
-        # of a dimension, and goes on with what is left of the other.
+        # of a dimension, and continues with the rest of the other.
         while axes and shards:
             (stride, size), (dim, shard_count) = axes.pop(), shards.pop()
             common = math.gcd(size, shard_count)

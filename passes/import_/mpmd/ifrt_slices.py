@@ -35,7 +35,7 @@ class ArrayTypes:
 
         Args:
           op: the operation that errors are reported at.
-          subject: what to call the value there.
+          subject: the name of the value in errors.
 
         Raises:
           PassFailure: it is not an array.
@@ -202,7 +202,7 @@ class SliceMeshes:
     def _resized(self, op: ir.OpView, mesh: Mesh, count: int, calls: Sequence[ir.OpView]) -> Mesh:
         """Returns a mesh of the same axes for as many devices, by the dimensions that they divide.
 
-        Shardy declares one mesh for all computations, whatever the sizes of the axes where they run.
+        Shardy declares one mesh for all computations, although their axes may have other sizes.
         """
         sizes: dict[str, int] = {}
         pairs = [pair for call in calls for pair in self._sharded_ports(call)]

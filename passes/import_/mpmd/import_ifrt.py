@@ -160,7 +160,7 @@ class _IfrtImporter:
         return tuple(self.layout(op, f"{side} #{n}", array) for n, array in enumerate(arrays))
 
     def build(self, op: ir.OpView) -> None:
-        """Builds what an operation becomes."""
+        """Builds the replacement of an operation."""
         for number, value in enumerate(op.operands):
             if value in self.donated:
                 fail(op, f"operand #{number} was donated to an earlier operation")

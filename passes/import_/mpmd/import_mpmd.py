@@ -1,4 +1,4 @@
-"""`pw-import-mpmd`: from what Shardy's MPMD compiler makes of a program to launches and transfers."""
+"""`pw-import-mpmd`: from the output of Shardy's MPMD compiler to launches and transfers."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class _Importer:
         return read(op, subject, value.sharding, value.type, self.homes[value.mesh])
 
     def build(self, op: ir.OpView) -> None:
-        """Builds what an operation becomes."""
+        """Builds the replacement of an operation."""
         match op.operation.name:
             case "mpmd.fragment" | "mpmd.fragment_call":
                 self.build_launch(op)

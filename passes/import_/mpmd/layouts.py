@@ -38,7 +38,7 @@ class MpmdLayouts:
 
         Args:
           op: the operation that errors are reported at.
-          subject: what to call the value there.
+          subject: the name of the value in errors.
           sharding: the sharding in Shardy's program.
 
         Raises:
@@ -85,9 +85,9 @@ class MpmdLayouts:
 
 
 def retarget(function: ir.OpView, home: Home, symbols: Mapping[str, ir.OpView]) -> None:
-    """Lets the shardings inside of a computation be over the mesh of its slice.
+    """Moves the shardings inside of a computation to the mesh of its slice.
 
-    Shardy writes them all over one mesh, whatever the sizes of the axes where a computation runs.
+    Shardy writes them all over one mesh, although the axes of a slice may have other sizes.
     """
 
     def renamed(op: ir.OpView, attribute: ir.Attribute) -> ir.Attribute:

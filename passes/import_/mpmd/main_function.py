@@ -1,4 +1,4 @@
-"""Function `@main` of an imported program, in place of the one that Shardy wrote."""
+"""Function `@main` of an imported program, which replaces the one that Shardy wrote."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def rebuild_main(
     Args:
       old: the function that it replaces.
       operations: the operations of the old function.
-      values: what each value becomes; the arguments are added first.
-      build: builds what an operation becomes, and adds its results to `values`.
+      values: the replacement of each value; the arguments are added first.
+      build: builds the replacement of an operation, and adds its results to `values`.
     """
     signature = ir.FunctionType.get([type_ for type_, _ in arguments], [type_ for type_, _ in results])
     with ir.InsertionPoint(old), old.location:
@@ -45,7 +45,7 @@ def rebuild_main(
 
 
 def tidy_module(module: ir.Module) -> None:
-    """Drops what an imported module no longer needs: attributes of JAX, unused functions and equal ones."""
+    """Drops attributes of JAX, unused functions and equal functions of an imported module."""
     for name in [n for n in module.operation.attributes if n.startswith("mhlo.")]:
         del module.operation.attributes[name]
     erase_unused_functions(module)

@@ -40,7 +40,7 @@ class Moves:
         self._moved: dict[tuple[ir.Value, str], Placed] = {}
 
     def move(self, op: ir.OpView, source: Placed, home: Home, layout: Layout) -> ir.Value:
-        """Returns a value on a slice in a sharding; builds what brings it there at the insertion point."""
+        """Returns a value on a slice in a sharding; builds the transfer or launch at the insertion point."""
         if source.home.slice != home.slice:
             key = source.value, home.slice
             if key not in self._moved:

@@ -12,13 +12,13 @@ from pathways.passes.manager.base import remark
 from pathways.passes.place.inference.placement_problem import Operation, PlacementProblem, Places
 
 _MAX_SHARE = 0.1
-"""The part of a program's work that glue may be without a remark."""
+"""Fraction of a program's work up to which glue gets no remark."""
 
 
 def remark_glue(problem: PlacementProblem, op_places: Sequence[Places]) -> None:
-    """Remarks on the slices of glue if more than a tenth of the work is glue, at what costs most on each.
+    """Remarks on the largest operation of glue on each slice if more than a tenth of the work is glue.
 
-    Elementwise work after the last placed call, as that of an optimizer, does not count: it is not a layer.
+    Elementwise work after the last placed call, such as an optimizer, does not count: it is not a layer.
     """
     estimate = WorkEstimate(problem.symbols)
     placed = 0

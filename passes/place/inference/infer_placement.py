@@ -49,11 +49,11 @@ class InferPlacement(Pass):
        broadcast.
     3. Associative chains that alternate between slices (a global norm over all layers) become partial
        results on each slice and one combination.
-    4. A small operation is also mirrored where all its operands cross anyway; and a small result that
-       would go back to a slice it came from is computed on both sides instead, from what each sends.
+    4. A small operation is also mirrored where all its operands cross anyway; and a small result that would
+       go back to the slice of its operands is computed on both sides instead, from exchanged operands.
     5. An argument that several slices read is mirrored, unless it is donated and large: then it has one
-       home, that of the result that it is updated to, and is sent from there. A remark states how many bytes
-       a call moves of arguments that are on more slices than the results that replace them.
+       home, the home of its updated result, and is sent from there. A remark states how many bytes a call
+       moves of arguments that are on more slices than the results that replace them.
     6. A value of a microbatch costs its bytes once for each microbatch. A batch that the caller passes is
        split where its microbatches are read.
     7. Each operation of a branch is placed separately. A loop without placed calls, and a conditional with a
@@ -101,7 +101,7 @@ class InferPlacement(Pass):
         problem, homes = fold_on_each_slice(problem, homes_by_cut(problem, may_be_mirrored))
         op_places = own_places(problem, homes)
         op_places = repeat_round_trips(problem, homes, op_places)
-        # Last: what round trips repeat brings operands to more slices, where others become free.
+        # Last: repeated round trips bring operands to more slices, where other operations become free.
         op_places = repeat_where_free(problem, homes, op_places)
         _remark_whole(problem, homes, op_places)
         _remark_carries(problem, homes, op_places)
@@ -124,7 +124,7 @@ def _remark_whole(problem: PlacementProblem, homes: Homes, op_places: Sequence[P
 
 
 def _why_whole(op: Operation) -> str | None:
-    """Explains why an operation is on one slice, though its operands may be on several; None if it is not."""
+    """Explains why an operation with operands on several slices is on one slice; None if it is not."""
     if op.view.operation.name == "stablehlo.while":
         return "it is a loop without placed calls" if op.slice is None else None
     if op.view.operation.name not in BRANCHING:
@@ -198,8 +198,8 @@ def _write(
     for op, chosen in zip(problem.operations, op_places, strict=True):
         places = chosen or mirrored[op.results[0]]
         slices.update(dict.fromkeys(op.results, places))
-        # Carries, and what is handed on to them, may be on several slices until `pw-outline`, and name them
-        # as glue does.
+        # Carries and their next values may be on several slices until `pw-outline`, and name them as glue
+        # does.
         if isinstance(op.view, dialect.AllToAllOp):
             continue
         if isinstance(op.view, dialect.PwOp) and op.handed_on is None:

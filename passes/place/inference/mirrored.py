@@ -1,4 +1,4 @@
-"""Work that several slices do: mirrored where it is read, or repeated to save what would cross."""
+"""Work that several slices do: mirrored on the slices of readers, or repeated to save transfers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ _MAX_REPEATED = 64
 """Limit on small operations that are repeated to save a value its way back."""
 
 _OpPlaces = Sequence[Collection[int]]
-"""The slices of each operation so far; of mirrored ones none."""
+"""The slices of each operation so far; none for mirrored operations."""
 
 
 def mirrorable(problem: PlacementProblem) -> frozenset[ir.Value]:
     """Returns the values that any slice can compute from small arguments, constants and loop indices.
 
-    A carried value is one of them if it starts from one and is passed on as one, which is assumed of all
-    small ones until one is found that is not.
+    Greatest fixed point: a small carried value is included unless its initial or next value is not.
     """
-    # The largest set that holds: assumed until refuted, since a carried value depends on itself.
     carried = {
         n
         for n, op in enumerate(problem.operations)
@@ -66,9 +64,9 @@ def own_places(problem: PlacementProblem, homes: Homes) -> list[Places]:
 
 
 def repeat_round_trips(problem: PlacementProblem, homes: Homes, op_places: Sequence[Places]) -> list[Places]:
-    """Works out small values that go back where they came from on both sides.
+    """Computes small values that would go back to the slice of their operands on both sides.
 
-    Two slices that add their partial sums exchange them, and both add: the result needs no way back.
+    For example, two slices exchange their partial sums, and both add them: the sum is not sent back.
     """
 
     def inside(op_places: _OpPlaces, n: int, place: int) -> Collection[int]:
@@ -119,7 +117,7 @@ def repeat_where_free(problem: PlacementProblem, homes: Homes, op_places: Sequen
         )
         return [n] if is_free else ()
 
-    # From the last on: where an operation is repeated, it is a reader for those in front of it.
+    # From the last on: a repeated operation is a reader of the operations in front of it.
     return _repeated(problem, homes, op_places, reversed(range(len(op_places))), itself)
 
 
@@ -130,13 +128,13 @@ def _repeated(
     order: Iterable[int],
     also: Callable[[_OpPlaces, int, int], Collection[int]],
 ) -> list[Places]:
-    """Takes small operations to slices that read their results.
+    """Repeats small operations on slices that read their results.
 
     Args:
       op_places: the slices of its operations.
-      order: the order in which to look at operations.
-      also: which operations to take along, by the slices so far, the position of the operation whose result
-        is read, and the slice that reads it; none if it stays where it is.
+      order: the order in which to visit operations.
+      also: returns the operations to repeat, by the slices so far, the position of the operation whose result
+        is read, and the slice that reads it.
     """
     now = [set(places) for places in op_places]
     for n in order:
@@ -169,7 +167,7 @@ def mirrored_places(
         if value not in homes
     }
     demand = _handed_up(problem, homes, read_on)
-    # What is only returned is computed where its inputs are read anyway, or else on the first slice.
+    # Values that are only returned are computed where their inputs are read, or else on the first slice.
     roots = {a: demand.get(a, frozenset()) for a in problem.arguments}
     for op in _mirrored(problem, homes):
         read = (roots[v] for v in op.reads if v in roots)

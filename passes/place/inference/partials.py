@@ -21,7 +21,7 @@ class _Chain:
 
     Attributes:
       links: its operations, users before producers.
-      terms: what each slice folds, in the order of the chain.
+      terms: the values that each slice folds, in the order of the chain.
     """
 
     links: Sequence[ir.OpView]
@@ -47,7 +47,7 @@ def fold_on_each_slice(problem: PlacementProblem, homes: Homes) -> tuple[Placeme
     if not chains:
         return problem, homes
     now = dict(homes)
-    # A term may be what an earlier chain gave.
+    # A term may be the result of an earlier chain.
     replaced: dict[ir.Value, ir.Value] = {}
     for chain in chains:
         _write(chain, now, replaced)

@@ -56,7 +56,7 @@ class PlacementProblem:
       indices: the numbers of iterations of loops, which are available on every slice.
       donated: the arguments that the caller gives up.
       fixed: the slice, by its number, of each argument that stays on the caller's slice.
-      returned: what the return reads.
+      returned: the returned values.
       producer: the position of the operation that makes a value; arguments have none.
       readers: the positions of the operations that read a value.
       byte_size: the bytes of a type.

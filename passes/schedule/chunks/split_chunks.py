@@ -27,15 +27,15 @@ from pathways.passes.schedule.chunks.sub_programs import ProgramPort, SubProgram
 class SplitChunks(Pass):
     """Splits a program that has loops with a `chunk` into sub-programs, each issued at once.
 
-    1. A sub-program is a module nested in the program's: a chunk of iterations of each such loop, what
-       comes before the first one, between two, and after the last one. Work is done by the first sub-program
-       that can do it; a loop with a `count` by the first that can do all of it.
+    1. A sub-program is a module nested in the program's: a chunk of iterations of each such loop, or the code
+       before the first one, between two, or after the last one. Work is done by the first sub-program that
+       can do it; a loop with a `count` by the first that can do all of it.
     2. `@main` specifies the order of the sub-programs, by `pw.run` and `pw.repeat`, and the values between
        them.
     3. Carried values are donated from chunk to chunk. The initial values of a loop are donated to its first
        chunk: a copy, where others read it too, or where it is an argument that is kept.
-    4. A donated argument, and what a sub-program computes for later ones, is donated to the sub-program that
-       reads it last. Values that all iterations read are kept: it is not known which chunk is the last one.
+    4. Donated arguments, and results of sub-programs for later ones, are donated to the sub-program that
+       reads them last. Values that all iterations read are kept: it is not known which chunk is the last one.
 
     A program without such loops stays as it is.
 
@@ -94,7 +94,7 @@ class _ChunkSplitter:
         self.symbols = dialect.symbol_table(module)
         self.untils = {op.loop: op for op in self.operations if isinstance(op, dialect.UntilOp)}
         self.carries: dict[str, dict[int, int]] = {loop: {} for loop in self.untils}
-        """For each loop the positions of the values at the start of an iteration, with those at its end."""
+        """For each loop the position of each carried value, with the position of its next value."""
         self.sub_programs = self.cut()
 
     def split(self) -> None:
@@ -106,7 +106,7 @@ class _ChunkSplitter:
         self.donate()
         last = self.sub_programs[-1]
         subs = [sub for sub in self.sub_programs if sub.positions or sub.outputs]
-        # Before the whole is erased: each is written from a copy of it.
+        # Before the program is erased: each is written from a copy of it.
         kinds = self.memory_kinds()
         modules = [SubProgramWriter(self.module, sub, kinds, is_last=sub is last).write() for sub in subs]
         self.write_main(subs)
@@ -121,7 +121,7 @@ class _ChunkSplitter:
         dialect.set_form(self.module, PARTS)
 
     def cut(self) -> list[SubProgram]:
-        """Returns all sub-programs with their operations: those before each loop, its chunk, and the last."""
+        """Returns all sub-programs in order: for each loop the code before it and a chunk, then the rest."""
         loops = list(self.untils)
         chunks: list[list[int]] = [[] for _ in loops]
         between: list[list[int]] = [[] for _ in range(len(loops) + 1)]
@@ -192,7 +192,7 @@ class _ChunkSplitter:
         return loops
 
     def chunked(self, around: Sequence[str]) -> str | None:
-        """Returns the loop in chunks among those around an operation."""
+        """Returns the loop in chunks among the loops around an operation."""
         return next((loop for loop in around if loop in self.untils), None)
 
     def port(self, value: ir.Value) -> ProgramPort:
@@ -208,13 +208,13 @@ class _ChunkSplitter:
         counts = Counter(chunk.starts)
         for n, port in enumerate(chunk.starts):
             is_kept = port.operation is None and DONATED not in self.arguments[port.number]
-            # A chunk consumes its initial values, so it gets copies of those that are needed elsewhere.
+            # A chunk consumes its initial values, so it gets copies of values that are needed elsewhere.
             if port in read or is_kept or counts[port] > 1:
                 before.copied.add(len(before.outputs))
                 before.outputs.append(port)
                 if port.operation not in before.positions and port not in before.reads:
                     before.reads.append(port)
-                # Copies are no operations of the whole: a negative number stands for the sub-program.
+                # Copies are not operations of the program: a negative number represents the sub-program.
                 chunk.starts[n] = ProgramPort(-1 - self.sub_programs.index(before), len(before.outputs) - 1)
             elif port.operation in before.positions:
                 before.outputs.append(port)
@@ -234,7 +234,7 @@ class _ChunkSplitter:
             ]
 
     def donate(self) -> None:
-        """Donates what iterations pass on, and everything else to the sub-program that reads it last."""
+        """Donates carried values, and all other values to the sub-program that reads them last."""
         for sub in self.sub_programs:
             sub.donated.update(sub.inputs[: len(sub.starts)])
         last = {port: sub for sub in self.sub_programs for port in (*sub.reads, *sub.starts)}

@@ -42,7 +42,7 @@ class SubProgram:
       outputs: its results, in order.
       copied: the indices of outputs that are copies.
       donated: the inputs that it consumes.
-      reads: what its operations read and none of them computes.
+      reads: the values that its operations read and do not compute.
       starts: the initial values of its loop.
     """
 
@@ -58,12 +58,12 @@ class SubProgram:
 
 
 class SubProgramWriter:
-    """Writer of the module of one sub-program, from a copy of the whole.
+    """Writer of the module of one sub-program, from a copy of the program.
 
     Args:
       sub_program: the sub-program; a `pw.carry` in it begins an iteration.
-      kinds: the memory kinds of values of the whole; others are in the default memory of devices.
-      is_last: whether it returns the results of the whole.
+      kinds: the memory kinds of values of the program; others are in the default memory of devices.
+      is_last: whether it returns the results of the program.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SubProgramWriter:
                 self.operations[port.operation].operands[0] = argument
             else:
                 self.value(port).replace_all_uses_with(argument)
-        # The return of the whole is the last one; where there is another, it is erased already.
+        # The return of the program is the last operation; it is erased already if there is a new one.
         body = self.operations if self.is_last else self.operations[:-1]
         for n, op in reversed(list(enumerate(body))):
             if n not in sub.positions:
@@ -168,7 +168,7 @@ class SubProgramWriter:
         for op in body_block(self.main).operations:
             if isinstance(op, dialect.PwOp):
                 named.update(op.attributes[n].value for n in ("loop", "outer") if n in op.attributes)
-        # Loops around those with operations stay, though no operation may name them.
+        # Outer loops of loops with operations stay, although no operation may name them.
         for name in list(named):
             parent = self.symbols[name].parent
             while parent is not None and parent not in named:

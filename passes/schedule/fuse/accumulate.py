@@ -89,7 +89,7 @@ def _sharing_launches(reductions: Sequence[ReduceOp]) -> list[list[ReduceOp]]:
 
 
 Variant = tuple[str, tuple[int, ...], frozenset[int]]
-"""A computation, the numbers of its results that are summed, and of those among them that are still read."""
+"""A computation, the numbers of its summed results, and the numbers of summed results that are still read."""
 
 
 class _Folder:

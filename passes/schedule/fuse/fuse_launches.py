@@ -36,7 +36,7 @@ class FuseLaunches(Pass):
     1. no result of A leaves the slice, and
     2. B reads no value from another slice that the slice has not waited for by then, or A only counts: it is
        glue on values of at most 1 KB, of the loop and microbatch of B, and costs less than a launch.
-    3. Between them the slice sends nothing on that it has received: what A reads would be received after it.
+    3. Between them the slice forwards no received value: an operand of A would be received after it.
 
     Glue is fused with its neighbours; two placed calls of the user only with `user-calls`, or where they are
     the forward and the backward call of one stage and microbatch, as on the last stage of a pipeline. Glue
@@ -46,12 +46,12 @@ class FuseLaunches(Pass):
     placed call among them.
 
     One launch whose results leave may be fused: the last launch of a loop on its slice also takes the
-    glue after the loop, when that is cheap (an optimizer's update). What leaves does so a little later, for
-    one microbatch; a launch is saved on each slice.
+    glue after the loop, when that is cheap (an optimizer's update). Its results leave a little later, for one
+    microbatch; a launch is saved on each slice.
 
     A large computation that is launched several times, such as a stage of a model, is fused only with glue of
     its own loop and microbatch, so that all its launches run one computation, which is compiled once. Outside
-    of loops, such as the update of equal stages, it is fused with what all its launches are, or with nothing.
+    of loops, such as the update of equal stages, all its launches are fused with equal launches, or none is.
 
     ```mlir
     // before
@@ -114,7 +114,7 @@ class FuseLaunches(Pass):
             joins = (counts or launch.incoming <= arrived) and not (
                 is_call and head is not None and not self.joins(head, launch)
             )
-            # What leaves waits for all of its launch, so that only cheap glue after the loop may still join.
+            # Sent values wait for all of their launch, so that only cheap glue after the loop may still join.
             if closed:
                 joins = joins and bool(runs) and _ends_loop(runs[-1], launch, symbols)
             piece = [*preparations.get(launch, ()), launch]
@@ -137,7 +137,7 @@ class FuseLaunches(Pass):
         first, last = head.op.origins[-1], call.op.origins[0]
         is_one_stage = (first.stage, first.microbatch) == (last.stage, last.microbatch)
         is_in_loop = head.loop is not None and head.loop == call.loop
-        # Nothing waits for the weights' half; what has to wait for it is delayed.
+        # Nothing waits for the weights' half; its readers are delayed.
         is_awaited = last.part != "weight"
         return is_in_loop and is_one_stage and is_awaited and first.is_forward and last.kind == "bwd"
 
@@ -151,9 +151,9 @@ class _Unfused:
       incoming: the values among its operands that transfers bring.
       is_ready: whether its operands are ready without a wait: arguments, or values computed before its loop.
       only_counts: whether it is glue of a loop on small values, such as a counter and its comparison.
-      sent_on: how many values that it has received the slice sends on before.
+      sent_on: the number of received values that the slice forwards before.
       leaves: whether a result of it is moved to another slice.
-      read_by: what reads each of its results: launches, and None for all else.
+      read_by: the readers of each result: launches, and None for all other readers.
     """
 
     op: LaunchOp
@@ -348,7 +348,7 @@ class _Fuser:
         base: str,
         wiring: object,
     ) -> str:
-        """Builds the computation that does what the launches of a cluster do one after the other."""
+        """Builds the computation that replaces the launches of a cluster, one after the other."""
         existing = self.computations.find(base, wiring)
         if existing is not None:
             return existing
@@ -391,9 +391,9 @@ class _Fuser:
 
 
 def _give_own_constants(launches: Iterable[LaunchOp], versions: _Versions) -> None:
-    """Makes glue without operands part of the microbatch of what reads it.
+    """Assigns glue without operands to the microbatch of its reader.
 
-    Each launch that reads such glue gets one of its own.
+    Each launch that reads such glue gets its own copy.
     """
     for launch in launches:
         if not launch.is_glue or len(launch.operands):
@@ -435,7 +435,7 @@ def _preparations(
 
 
 def _move_mirrors(main: ir.OpView) -> None:
-    """Moves what only the caller reads to the end: after launches that fusion has delayed."""
+    """Moves mirrors that only the caller reads to the end: after launches that fusion has delayed."""
     *operations, terminator = body_block(main).operations
     for op in operations:
         if op_has(op, Trait.ALIASES) and all(use.owner == terminator for use in op.results[0].uses):

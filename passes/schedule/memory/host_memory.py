@@ -24,7 +24,7 @@ def peak_bytes(programs: Sequence[ProgramView], ahead: int) -> dict[str, int]:
     steps, so all receives may be issued before the first launch runs. Sent values are alive to the end.
 
     Args:
-      programs: what each host does.
+      programs: the program of each host.
       ahead: how many steps are issued at once.
     """
     return {name: peak + (ahead - 1) * further for name, (peak, further) in step_bytes(programs).items()}

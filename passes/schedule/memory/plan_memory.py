@@ -1,4 +1,4 @@
-"""`pw-plan-memory`: who owns each buffer, when it dies, and how much is alive at once."""
+"""`pw-plan-memory`: the owner and the lifetime of each buffer, and the peak of live bytes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class _Lifetimes:
         self.operands, self.results = view.reads, view.produces
         self.mirrored: dict[ir.Value, list[ir.Value]] = {}
         """Values that a mirror declares equal, by its result."""
-        # In block order: mirrors are noted on the way, for those that read them.
+        # In block order: mirrors are noted on the way, for their readers.
         self.touched = [self.touched_by(n, op) for n, op in enumerate(self.ops)]
         self.last_use = {v: n for n, touched in enumerate(self.touched) for v in touched}
         # Results, and arguments that the caller keeps, outlive the program.
@@ -256,7 +256,7 @@ class _Lifetimes:
     def aliases(
         self, n: int, op: dialect.LaunchOp, donatable: dict[int, ir.Value], free: set[int]
     ) -> Aliases:
-        """Pairs operands with the results that get their buffers: arguments first, then what costs a variant.
+        """Pairs operands with the results that get their buffers: arguments first, variants last.
 
         Args:
           donatable: the operands that it can donate, by their numbers.

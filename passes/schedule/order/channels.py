@@ -42,7 +42,7 @@ def assign_channels(module: ir.Module, main: ir.OpView, events: Sequence[Event])
             continue
         key = (event.slice, op.slice, op.results[0].type, op.sharding)
         read = min(first_read.get(r, len(operations)) for r in op.results)
-        # A channel delivers in the order of sending, so that a value may only follow those read before it.
+        # A channel delivers in the order of sending: a value may only follow values that are read before it.
         fitting = (c for c in channels.setdefault(key, []) if c.last_read <= read)
         channel = next(fitting, None)
         if channel is None:

@@ -39,7 +39,7 @@ class _NamedLaunch:
 
 
 class LaunchTimes:
-    """Durations of the launches of a program that stand for placed calls.
+    """Durations of the launches of a program that represent placed calls.
 
     Args:
       calls: the placed calls of each launch that is not glue, by its number.
@@ -138,7 +138,7 @@ def delays_of(events: Sequence[Event], loop: Loop, link: Link) -> dict[tuple[Act
             for action in loop.actions[n]:
                 for need, way in ways.items():
                     delays[need, action] = max(way, delays.get((need, action), 0.0))
-            # From here on ways begin at these actions; what they waited for is in their own delays.
+            # From here on ways begin at these actions; earlier ways are in their own delays.
             ways = dict.fromkeys(loop.actions[n], 0.0)
         through.append(ways)
     return {pair: delay for pair, delay in delays.items() if delay}
@@ -179,10 +179,10 @@ def _entries_for(document: Mapping[str, Any], launches: Iterable[_NamedLaunch]) 
 
 
 def bytes_held(module: ir.Module, events: Sequence[Event], loop: Loop, needs: Needs) -> dict[str, list[Held]]:
-    """Returns what the microbatches of a loop keep alive on each slice, over all its devices.
+    """Returns the values that the microbatches of a loop keep alive on each slice, over all its devices.
 
-    A result of a launch is held from its action on, what comes from another slice from the action that first
-    reads it, and both until the last action on the slice that reads it ends. Sums over microbatches, which
+    A result of a launch is held from its action on, a received value from the action that first reads it, and
+    both until the last action on the slice that reads it ends. Sums over microbatches, which
     exist once, and values that are only sent do not count, nor do received values before their first reader.
     """
     layouts = Layouts(module)

@@ -42,7 +42,7 @@ class LowerAllToAlls(Pass):
     Exchanges that leave one right after the other on all slices, such as of rows and of their counts, share
     the launches.
 
-    Every transfer always happens, whatever the blocks hold: the proof of the order covers all of them.
+    Every transfer always happens, for any contents of the blocks: the proof of the order covers all of them.
 
     ```mlir
     // before
@@ -175,7 +175,7 @@ def _join(arguments: list[ir.Value], count: int) -> list[ir.Value]:
 
 
 def _groups(exchanges: Sequence[AllToAllOp]) -> list[list[AllToAllOp]]:
-    """Returns the exchanges, those together that leave all slices one right after the other."""
+    """Returns groups of exchanges that leave all slices one right after the other."""
     groups: list[list[AllToAllOp]] = []
     for op in exchanges:
         if groups and _continues(groups[-1][-1], op):
@@ -191,8 +191,7 @@ def _continues(before: AllToAllOp, op: AllToAllOp) -> bool:
         op.slices == before.slices
         and (op.loop, op.microbatch) == (before.loop, before.microbatch)
         and list(op.orders) == [order + 1 for order in before.orders]
-        # A launch is in front of both on its slice. A value that a transfer brings may be made of what the
-        # exchange before it moves.
+        # A launch is in front of both on its slice. A received value may depend on the exchange before it.
         and all(
             isinstance(value, ir.BlockArgument) or op_has(value.owner.opview, Trait.EXECUTES)
             for value in op.operands

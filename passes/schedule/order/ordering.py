@@ -42,8 +42,8 @@ def orders_by(
 
     Args:
       request: the policy, and its limits.
-      work: what to order.
-      costs: of its actions.
+      work: the work to order.
+      costs: the costs of its actions.
       report: called with the result of a search, in words.
 
     Raises:
@@ -149,7 +149,7 @@ def _pattern(request: ScheduleRequest, work: Work) -> list[list[Action]]:
 
 
 def fitting(action: Action, work: Work) -> list[Action]:
-    """Returns what a program has of an action; a whole backward runs when its first half would."""
+    """Returns the actions for an action of a pattern; a whole backward runs when its first half would."""
     kinds = {"F": "F", "B": "BIW", "I": "BI", "W": "W"}[action.kind]
     return [variant for kind in kinds if (variant := action._replace(kind=kind)) in work.needs]
 

@@ -12,7 +12,7 @@ from pathways.passes.schedule.order.unrolled_loops import Loop
 def ranks(loops: Sequence[Loop]) -> list[int]:
     """Returns for each loop its number among consecutive loops.
 
-    Loops of replicas run side by side and are one of them, unless one starts from what another passes on.
+    Loops of replicas run side by side and count as one, unless one starts from results of another.
     """
     chained = {first_replica(loop) for loop in loops if starts_from_replica(loop, loops)}
     group = {
@@ -29,14 +29,14 @@ def ranks(loops: Sequence[Loop]) -> list[int]:
 
 
 def starts_from_replica(loop: Loop, loops: Sequence[Loop]) -> bool:
-    """Returns whether a loop starts from what that of another replica passes on."""
+    """Returns whether a loop starts from results of the same loop of another replica."""
     return any(
         other.op.sym_name in loop.needs and first_replica(other) == first_replica(loop) for other in loops
     )
 
 
 def first_replica(loop: Loop) -> str:
-    """Returns the name of the loop of replica 0 that a loop stands for; its own without replicas."""
+    """Returns the name of the loop of replica 0 that a loop represents; its own without replicas."""
     return loop.op.replica_of or loop.op.sym_name
 
 

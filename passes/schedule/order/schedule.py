@@ -83,13 +83,12 @@ class Schedule(Pass):
     before the loops, or after the loops whose results they read; launches without relation to any loop run
     after all of them. Exchanges of replicas overlap with the loop: each runs after its operands, sums one
     action later, when the terms of others have arrived. Loops of replicas have one schedule and run side by
-    side; where each starts from what the one before passes on, what leads to that and needs no action runs
-    first. Slices that may share devices have one order together. The block of `@main` is sorted
-    by the order.
+    side; if each starts from results of the one before, the launches for these that need no action run first.
+    Slices that may share devices have one order together. The block of `@main` is sorted by the order.
 
     Transfers of one type and sharding between two slices share a channel as long as their values are first
-    read in the order in which they are sent; a channel's capacity is what that order needs so that no send
-    waits for room.
+    read in the order in which they are sent; a channel's capacity is large enough that no send waits for room
+    in that order.
 
     The module's `pw.times` records how long placed calls take, by their operations, and which times the
     orders were computed with, so that a replay can use the same.
@@ -117,7 +116,7 @@ class Schedule(Pass):
     policy: str = option(
         "", "the policy of all loops, overriding that of each; with options, such as 'zb-h1(times=flops)'"
     )
-    file: str = option("", "a CSV file with the orders of all loops, in place of a policy")
+    file: str = option("", "a CSV file with the orders of all loops, instead of a policy")
     max_live: int = option(0, "how many microbatches a stage may have in flight; 0 for no limit")
 
     def __post_init__(self) -> None:
@@ -271,7 +270,7 @@ def _times_for(request: ScheduleRequest) -> str:
 
 
 def _placed_calls(events: list[Event], loops: Sequence[Loop]) -> dict[int, Sequence[Origin]]:
-    """Returns the placed calls that each launch stands for, without glue."""
+    """Returns the placed calls that each launch represents, without glue."""
     calls = {n: origins for loop in loops for n, origins in loop.origins.items()}
     members = {n for loop in loops for n in loop.members}
     for n, event in enumerate(events):
@@ -347,7 +346,7 @@ def schedule_of(module: ir.Module) -> str:
 
 
 def _check_stage_order(events: list[Event], loop: Loop) -> None:
-    """Checks that no forward reads what a later stage makes."""
+    """Checks that no forward reads results of a later stage."""
     reads: dict[int, set[int]] = {}
     against: tuple[ir.OpView, int, int] | None = None
     for n, before in enumerate(nearest_before(events, loop)):
@@ -380,7 +379,7 @@ def _check_stage_order(events: list[Event], loop: Loop) -> None:
 
 
 def _check_needs(request: ScheduleRequest, loop: Loop, work: Work) -> None:
-    """Checks that no action waits for itself by way of others, whatever the order."""
+    """Checks that no action waits for itself by way of others in every order."""
     try:
         topological_order(work.needs)
     except CycleError as error:

@@ -1,6 +1,6 @@
 """Sequence of all events under a schedule: the actions by their times, and all else around them.
 
-A program is a row of segments: the loops, and what comes before, between and after them.
+A program is a row of segments: the loops, and the code before, between and after them.
 
     before | @l0 | between | @l1 | after
        0   |  1  |    2    |  3  |    4
@@ -119,7 +119,7 @@ def _overlapping(
     segments: Sequence[int],
     instants: Mapping[int, Instant],
 ) -> dict[int, Instant]:
-    """Returns the instants of what overlaps with a loop, and of the sends of its results.
+    """Returns the instants of launches that overlap with a loop, and of the sends of its results.
 
     The launch runs right after its operands; arrivals from another slice get the time of one more action.
     """
@@ -147,7 +147,7 @@ def _overlaps(event: Event) -> bool:
 
 
 def _first_readers(events: Sequence[Event], keys: Mapping[int, Key]) -> dict[int, Key]:
-    """Returns the key of the first launch that reads what each event makes, directly or once it was sent."""
+    """Returns the key of the first launch that reads results of each event, directly or after a transfer."""
     readers: dict[int, Key] = {}
     for n in reversed(range(len(events))):
         reader = keys[n] if events[n].kind == "launch" else readers.get(n)

@@ -1,4 +1,4 @@
-"""Loops in the IR: which launches of a loop make which action, and what each action needs."""
+"""Loops in the IR: the launches of each action of a loop, and the needs of each action."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def nearest_after(events: Sequence[Event], loop: Loop) -> list[frozenset[Action]
 
 
 def work_of(module: ir.Module, events: Sequence[Event], loop: Loop) -> Work:
-    """Returns the actions of a loop, and what each of them needs."""
+    """Returns the actions of a loop, and the needs of each of them."""
     before = nearest_before(events, loop)
     needs: dict[Action, set[Action]] = {}
     for n, actions in loop.actions.items():

@@ -43,7 +43,7 @@ def action_of(origin: Origin) -> Action | None:
 
 
 def parse_action(text: str) -> Action | None:
-    """Reads what `str` of an action writes; None when it is something else."""
+    """Parses the text form of an action, as `str` writes it; None for any other text."""
     match = re.fullmatch(r"([0-9]{1,9})([FBIW])([0-9]{1,9})", text)
     return Action(int(match[1]), match[2], int(match[3])) if match else None
 

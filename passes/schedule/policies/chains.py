@@ -8,11 +8,11 @@ from pathways.passes.schedule.policies.actions import Needs
 
 
 def stages_read(needs: Needs) -> dict[int, frozenset[int]]:
-    """Returns the earlier stages whose results each stage reads, by what its actions need.
+    """Returns the earlier stages whose results each stage reads, by the needs of its actions.
 
     A forward needs the forwards of the stages that it reads, and their backwards need its own. A stage
-    whose forward nothing needs, as where only gradients are computed, has backwards alone. What another
-    microbatch passes on is left out.
+    whose forward nothing needs, as where only gradients are computed, has backwards alone. Values of
+    other microbatches are left out.
     """
     forwards = {action.stage for action in needs if action.kind == "F"}
     read: dict[int, set[int]] = {action.stage: set() for action in needs}

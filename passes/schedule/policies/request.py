@@ -22,15 +22,15 @@ class RequestError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleRequest:
-    """A policy with its options; `str` writes what `read_request` reads.
+    """A policy with its options; `str` writes the text that `read_request` reads.
 
     Attributes:
       max_live: on how many microbatches each stage may work at once, until its backward or the half of the
         weights is done; 0 for any number.
       max_pending: for how many microbatches a stage may have done the first half of a backward but not the
         half of the weights; 0 for any number.
-      max_bytes: how much of what microbatches make may be alive at once on a slice, over all its devices; 0
-        for any amount.
+      max_bytes: how many bytes of microbatches may be alive at once on a slice, over all its devices; 0 for
+        any amount.
       times: how long actions take: a JSON file of durations, `flops` for estimates, or `units` for a unit for
         each placed call; empty for `flops` where a search needs times, and for patterns that do not.
       latency: of links between slices, such as `5us`; empty for none.
@@ -38,7 +38,7 @@ class ScheduleRequest:
       seconds: how long a search may take; 0 for no limit.
       iterations: after how many steps a search ends; 0 for as many as suit the size of the pipeline.
       seed: of the random numbers of a search.
-      solver: what else searches: `cp-sat`, or nothing.
+      solver: a solver that searches as well: `cp-sat`, or empty.
       recompute: whether the half of the weights may repeat cheap work, so that less is passed on.
     """
 
@@ -57,7 +57,7 @@ class ScheduleRequest:
 
     @property
     def has_limits(self) -> bool:
-        """Whether it bounds what may be alive."""
+        """Whether it bounds live values."""
         return bool(self.max_live or self.max_pending or self.max_bytes)
 
     @property

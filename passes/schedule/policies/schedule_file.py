@@ -89,8 +89,8 @@ def read_schedules(text: str, works: Mapping[str, Work]) -> dict[str, list[list[
 
     Args:
       text: the CSV; the nth row of a loop is for slice n of its `rows`.
-      works: by the name of the loop what the file must bring into order, all of it once. B stands for I and W
-        where a backward is split.
+      works: the work of each loop, by its name; the file must order each action once. B represents I and W if
+        a backward is split.
 
     Raises:
       ScheduleFileError: at the first mistake.
@@ -193,7 +193,7 @@ class _ScheduleReader:
         ]
 
     def actions(self, cell: str, row: int, column: int) -> list[Action]:
-        """Returns the actions that a cell stands for."""
+        """Returns the actions that a cell represents."""
 
         def fail(message: str) -> NoReturn:
             raise ScheduleFileError(f"row {row}, column {column}, {_shown(cell)}: {message}")
@@ -276,5 +276,5 @@ class _ScheduleReader:
 
 
 def parts_of(action: Action) -> list[Action]:
-    """Returns an action itself, and for B also I and W, which it stands for where a backward is split."""
+    """Returns an action itself, and for B also I and W, which it represents if a backward is split."""
     return [action._replace(kind=kind) for kind in ("BIW" if action.kind == "B" else action.kind)]

@@ -51,7 +51,7 @@ class LowerAllReduces(Pass):
     `pw.all_gather` each replica sends its block to all others, and a launch assembles the blocks.
 
     So each replica sends and receives 2 (R - 1) / R times the bytes of a bucket. Buckets of up to
-    `whole-bytes` are not cut, nor are those between two replicas, where that saves no bytes: each replica
+    `whole-bytes` are not cut, nor are buckets between two replicas, where that saves no bytes: each replica
     gets the buckets of all others and adds them up itself, in the same order. With two replicas, arrays above
     that size travel outside of the bucket, without packing.
 

@@ -85,7 +85,7 @@ class _Construction:
             self.alive.run(n)
             self.done[action.stage, action.kind] += 1
             end = self.free[place] = start + problem.durations[n]
-            # Limits and rules are of one slice each: another has to choose anew only for what became ready.
+            # Limits and rules are of one slice each: another chooses anew only when an action became ready.
             touched = {place}
             for reader, delay in problem.readers[n]:
                 self.ready[reader] = max(self.ready[reader], end + delay)

@@ -1,4 +1,4 @@
-"""Orders by OR-tools' CP-SAT, from the best that is known."""
+"""Orders by OR-tools' CP-SAT, from the best known order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def solve(
     """Looks for a faster order; None when none was found.
 
     Args:
-      problem: what to order.
+      problem: the actions to order.
       orders: the best orders that are known, from which it starts.
       seconds: how long it may look; None for an effort that is the same on every machine.
       seed: of its random numbers.

@@ -43,8 +43,8 @@ class Walk:
     """A walk over orders in which actions of the critical path come a little sooner.
 
     Attributes:
-      orders: where it is.
-      run: what happens there.
+      orders: the current orders.
+      run: the replay of the current orders.
     """
 
     def __init__(self, problem: SearchProblem, orders: Sequence[Sequence[int]], rng: random.Random) -> None:
@@ -85,7 +85,7 @@ class Walk:
 def walk_rules(
     problem: SearchProblem, rules: Rules, rng: random.Random
 ) -> tuple[Rules, Numbers, Replayed] | None:
-    """Returns one change of rules, and what order they give; None when they give none that can be met."""
+    """Returns one change of rules, with its orders and their replay; None when no order meets the rules."""
     tried = changed_rules(rules, rng)
     orders = construct(problem, tried)
     run = None if orders is None else replay(problem, orders)

@@ -1,4 +1,4 @@
-"""Replay of orders: their step time, and what each action waited for."""
+"""Replay of orders: their step time, and the action that delayed each action."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def replay(
     position = [0] * len(orders)
     todo = list(range(len(orders)))
     done = 0
-    # A slice goes on until it waits for an action of another one, whose end brings it back.
+    # A slice continues until it waits for an action of another one, whose end resumes it.
     while todo:
         place = todo.pop()
         row, at = orders[place], position[place]

@@ -1,4 +1,4 @@
-"""Actions with times, and limits on what may be alive: what a search orders."""
+"""Problem of a search: actions with times, and limits on live values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Limit:
     """Limit on a live quantity on a slice, such as bytes.
 
     Attributes:
-      quantity: the quantity, in words.
+      quantity: its name, for messages.
       most: the size that may be alive at once.
       held: the counted values.
     """
@@ -60,7 +60,7 @@ class SearchProblem:
       limits: the limits on live quantities.
       takes: for each action the limits that count something from its beginning on, and how much.
       gives: the same from its end on.
-      joint: for each action the numbers of joint ends: of what ends with the last of several actions.
+      joint: for each action the numbers of joint ends: of values that end with the last of several actions.
       joints: for each joint end its limit, its size, and the number of its actions.
     """
 
@@ -188,8 +188,8 @@ class SearchProblem:
     def _time_of_slice(self, row: Sequence[int]) -> float:
         """Returns the least time in which one slice can do its actions, if it may interrupt them.
 
-        Always doing that which has the longest way out is best: Jackson's preemptive schedule (Carlier, *The
-        One-Machine Sequencing Problem*, 1982).
+        Always choosing the action with the longest way out is best: Jackson's preemptive schedule (Carlier,
+        *The One-Machine Sequencing Problem*, 1982).
         """
         coming = sorted(row, key=self.before.__getitem__, reverse=True)
         ready: list[tuple[float, int]] = []

@@ -1,4 +1,4 @@
-"""Looks for the order in which a step takes the least time."""
+"""Search for the order in which a step takes the least time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """The best order that was found.
+    """Result of a search: the best order.
 
     Attributes:
       orders: the numbers of the actions of each slice.
@@ -80,15 +80,15 @@ def search(
     budget: Budget,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
-    """Looks for a good order: known ones, then rules that change a little, then orders that do.
+    """Searches for a good order: named orders first, then changed rules, then changed orders.
 
     The result is never slower than the fastest named order that keeps to the limits. It is the same for equal
     problems, seeds and numbers of steps, as long as the time does not end first.
 
     Args:
-      problem: what to order.
-      named: orders that are known, by their names.
-      budget: how long to look.
+      problem: the actions to order.
+      named: orders to start from, by their names.
+      budget: limits on the search.
       clock: returns the time in seconds.
 
     Raises:
@@ -124,7 +124,7 @@ class _Seeker:
         self.orders: Numbers = []
         self.time = float("inf")
         self.worth: tuple[float, int] = 0.0, 0
-        """What decides between equal times: that of ties, and the microbatches alive."""
+        """The criteria between equal times: the time of ties, and the microbatches alive."""
         self.rules: tuple[Rules, float] | None = None
         self.walk: Walk | None = None
 

@@ -1,1 +1,1 @@
-"""Unrolls loops, such as those over microbatches. Imports `passes.analysis`."""
+"""Unrolling of loops over microbatches and of other loops. Imports `passes.analysis`."""

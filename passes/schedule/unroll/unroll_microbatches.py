@@ -34,8 +34,9 @@ class UnrollMicrobatches(Pass):
     3. A sum whose terms are results of launches on its slice gets an operand for each microbatch; the
        accumulation is left to `pw-accumulate`, when the order of the launches is known. Other sums are added
        up by launches. A concatenation is one launch.
-    4. A carried value is what the previous iteration passed on: a copy of it on the slice of the carry, where
-       it is on more slices and is transferred or mirrored. The iteration number is a hidden argument.
+    4. A carried value is the value that the previous iteration passed on: a copy of it on the slice of the
+       carry, where it is on more slices and is transferred or mirrored. The iteration number is a hidden
+       argument.
 
     ```mlir
     // before

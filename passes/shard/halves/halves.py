@@ -1,4 +1,4 @@
-"""Cuts straight-line code in two: what others wait for, and what nothing waits for.
+"""Cut of straight-line code in two: an urgent half, and a half that nothing waits for.
 
 The work that the first half must do is a backward slice. For all other work there is a choice, and the
 cheapest one is a minimum cut of a flow network, whose capacities are the bytes that live between the halves.
@@ -88,8 +88,8 @@ def halve(request: HalvesRequest) -> Halves:
     """Cuts code so that the fewest bytes live between its halves.
 
     These are the bytes passed on, and the bytes of arguments that the second half alone keeps alive. Of equal
-    cuts the one with the smallest first half is taken. Nothing is computed twice, but what computes nothing,
-    such as a broadcast, may be done in both halves.
+    cuts the one with the smallest first half is taken. Nothing is computed twice, but operations that
+    compute nothing, such as a broadcast, may be in both halves.
     """
     return _Flow(request).halves()
 
@@ -115,7 +115,7 @@ class _Flow:
         ]
         second = itertools.count(count)
         self.again = [next(second) if repeat else n for n, repeat in enumerate(again)]
-        """The node that stands for each operation in the second half."""
+        """The node that represents each operation in the second half."""
         self.size = count + sum(again)
 
     def is_repeated(self, op: ir.OpView) -> bool:
@@ -163,7 +163,7 @@ class _Flow:
         readers: dict[ir.Value, list[int]] = {}
         for n, op in enumerate(request.operations):
             if self.again[n] != n:
-                # The first half computes what it passes on.
+                # The first half computes the values that it passes on.
                 arcs.append((self.again[n], n, INFINITE))
             if not only_second.isdisjoint(self.reads[n]) or (
                 # Never in the first half without need, even where that would pass on fewer bytes.
@@ -172,7 +172,7 @@ class _Flow:
                 sinks.append(n)
             for value in dict.fromkeys(self.reads[n]):
                 if value in maker:
-                    # The first half makes what it reads.
+                    # The first half produces its operands.
                     arcs.append((n, maker[value], INFINITE))
                 readers.setdefault(value, []).append(self.again[n])
         size = self.size

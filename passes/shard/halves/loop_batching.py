@@ -88,7 +88,7 @@ def can_be_batched(body: LoopBody, rules: RuleReader) -> bool:
     read = sum(byte_size(v.type) for v in body.stacked)
     products = [op for op in body.operations if op.operation.name == _DOT]
     computed = elementwise.union(*(op.results for op in products))
-    # XLA fuses elementwise work into what reads it, but stores what products read, of all iterations at once.
+    # XLA fuses elementwise work into its readers, but stores operands of products for all iterations at once.
     operands = {_behind_layout(v) for op in products for v in op.operands}
     read += sum(byte_size(op.results[0].type) for op in body.operations if op.operation.name == _GET)
     return sum(byte_size(v.type) for v in operands & computed & varying) <= read

@@ -30,15 +30,15 @@ class SplitBackward(Pass):
     """Splits backward launches into an input half, which others wait for, and a weight half.
 
     The loops over microbatches whose schedule has halves are split: by the option, else by their own
-    `schedule`. The first half, I, computes what other slices, stages or the next microbatch wait for: the
-    gradients of inputs. The second half, W, computes values that are only accumulated: the gradients of
-    weights. A backward that computes only one of these is entirely that half.
+    `schedule`. The first half, I, computes the values that other slices, stages or the next microbatch wait
+    for: the gradients of inputs. The second half, W, computes values that are only accumulated: the gradients
+    of weights. A backward that computes only one of these is entirely that half.
 
-    1. What I needs is a backward slice of its results. Everything else may be in either half, but for
+    1. I contains at least a backward slice of its results. All other work may be in either half, except
        products and other heavy work, which is in W. The cut is the one with the fewest bytes between the
        halves: the bytes passed on, and the bytes that only W keeps alive. Nothing is computed twice, but
        broadcasts, constants and other work that only lays out values may be repeated.
-    2. A `stablehlo.while` that computes both becomes two loops. The first stacks what the second reads;
+    2. A `stablehlo.while` that computes both becomes two loops. The first stacks operands of the second;
        the second is not a loop if all iterations can be done at once. A loop whose trip count is not
        known stays whole, as does a branch, with a remark.
     3. Calls are inlined, and an `optimization_barrier` holds each of its values by itself.
@@ -62,7 +62,7 @@ class SplitBackward(Pass):
     name: ClassVar[str] = "pw-split-backward"
     input_forms = (PLACED,)
     policy: str = option("", "the policy of all loops, overriding that of each")
-    file: str = option("", "the schedule file of all loops, in place of a policy")
+    file: str = option("", "the schedule file of all loops, instead of a policy")
     recompute: bool = option(False, "let W repeat cheap operations of I, so that less is passed on")
 
     def run(self, module: ir.Module) -> None:
@@ -77,7 +77,7 @@ class SplitBackward(Pass):
         )
         splitter = _Splitter(module, self.recompute or by_request)
         waits = _Waits()
-        # Readers first: what they wait for is known when their operands are met.
+        # Readers first: their waits are known when their operands are met.
         for op in reversed(list(body_block(main).operations)):
             if not isinstance(op, dialect.LaunchOp):
                 if not isinstance(op, dialect.ReduceOp):
@@ -109,7 +109,7 @@ class SplitBackward(Pass):
         return request is not None and request.has_halves
 
     def request(self, loop: dialect.LoopOp) -> ScheduleRequest | None:
-        """Returns the schedule that a loop requests; None for what `pw-schedule` refuses."""
+        """Returns the schedule that a loop requests; None for a request that `pw-schedule` refuses."""
         try:
             return read_request(self.policy or loop.schedule or PROGRAM)
         except RequestError:
@@ -182,10 +182,10 @@ class _Halved:
 
     Attributes:
       input: the half that other launches wait for; it returns the residuals of W after its results.
-      weight: the other one, which takes that after its arguments.
+      weight: the other half, which takes the residuals after its arguments.
       passed: for each value passed on, the result of the first half that it is.
       passed_bytes: their size.
-      unsplit: what stays in the first half as a whole, in words.
+      unsplit: names of code that stays in the first half without a split.
     """
 
     input: _Half
@@ -260,7 +260,7 @@ class _Splitter:
         return [first, second]
 
     def make(self, callee: str, urgent: tuple[int, ...], costs: tuple[int, ...]) -> _Halved | tuple[str, ...]:
-        """Cuts a computation; where nothing is left for W, what stays whole in words."""
+        """Cuts a computation; returns the names of unsplit code if nothing is left for W."""
         # Splitting changes loops in place, and other launches may have other results that are waited for.
         scratch = self.computations.variant(callee, f"{callee}_scratch")
         name = scratch.attributes["sym_name"].value

@@ -1,11 +1,10 @@
-"""Splitting of `stablehlo.while` loops in two: a loop for what others wait for, then one for the rest.
+"""Splitting of `stablehlo.while` loops in two: a loop for urgent values, then one for the rest.
 
     for l: ct, dw[l] = backward(ct, x[l])    ->    for l: ct, kept[l] = input half(ct, x[l])
                                                    for l: dw[l] = weight half(kept[l], x[l])
 
-The first loop carries what its iterations pass on and stacks what the second one reads; the second one
-carries nothing but the values that it fills or adds to. Where possible it is not a loop: all iterations run
-at once.
+The first loop carries its values and stacks operands of the second one. The second one carries only the
+values that it fills or adds to; where possible it is not a loop: all iterations run at once.
 """
 
 from __future__ import annotations
@@ -252,8 +251,8 @@ class _Pair:
         Args:
           carried: the positions of the values of the old loop that it carries on.
           extra: more values that it carries.
-          fill: writes an iteration; from the values of the old loop and the extra values it
-            returns the extra values of the next iteration.
+          fill: writes an iteration; from the values of the old loop and the extra values it returns
+            the extra values of the next iteration.
 
         Returns:
           Its results for the positions, then the extra values.

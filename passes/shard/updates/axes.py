@@ -27,7 +27,7 @@ _ON_BLOCKS = frozenset(
         *("slice", "transpose"),
     )
 )
-"""Operations that are not elementwise, and do the same on blocks of what their rule lets be cut."""
+"""Operations that are not elementwise, and do the same on blocks along dimensions that their rule allows."""
 
 _MONOIDS = frozenset(
     f"stablehlo.{name}" for name in ("add", "and", "maximum", "minimum", "multiply", "or", "xor")

@@ -237,7 +237,7 @@ class SplitLaunch:
                 else:
                     computed[item] = n
                     piece.body.append(item)
-            # As they stood: XLA chooses by their order what it fuses, and so how it rounds.
+            # In their old order: XLA fuses by it, and so rounds by it.
             piece.body.sort(key=self.position)
             piece.inputs.sort(key=self.position)
         return [piece for piece in pieces if piece.outputs]
@@ -316,7 +316,7 @@ class SplitLaunch:
         return Coverage.FULL if self.dim(value) is None else Coverage.BLOCK
 
     def branches(self, op: ir.OpView) -> _Branches:
-        """Returns what the branches of an operation read and compute."""
+        """Returns the items that the branches of an operation read and compute."""
         if op not in self._branches:
             inside = {value for inner in nested_ops(op) for value in inner.results}
             bodies, outside = [], [Item(value, Coverage.FULL) for value in op.operands]

@@ -134,7 +134,7 @@ def _unshare_constants(block: ir.Block) -> None:
 
 
 def _with_branches(block: ir.Block) -> Iterator[ir.OpView]:
-    """Yields the operations of a block, and those in branches of its conditionals, in their order."""
+    """Yields the operations of a block and of the branches of its conditionals, in their order."""
     for op in block.operations:
         yield op
         if op.operation.name in BRANCHES:
@@ -177,12 +177,12 @@ class _UpdateSplitter:
         self.blocks: dict[ir.Value, ir.Value] = {}
         """The block of each value that is split."""
         self.full_values: dict[ir.Value, ir.Value] = {}
-        """Values that were put together from blocks, or computed as a whole again."""
+        """Values that were gathered from blocks, or computed in full again."""
         self.numbers = ReplicaNumbers(main)
 
     def run(self) -> None:
         *operations, terminator = body_block(self.main).operations
-        # Of the wholes: the arguments get the types of blocks, but may have to be put together again.
+        # Of full values: the arguments get the types of blocks, but may have to be gathered.
         self.types = {value: value.type for value in self.splitting.states}
         for value in self.splitting.states:
             value.set_type(self.block_type(value))
@@ -220,7 +220,7 @@ class _UpdateSplitter:
         return True
 
     def replace_launch(self, op: dialect.LaunchOp) -> None:
-        """Replaces a launch by those on blocks."""
+        """Replaces a launch by launches on blocks."""
         split = SplitLaunch(self.launches[op], self.splitting, self.layouts, self.computations)
 
         def operand(value: ir.Value | None, is_block: bool) -> ir.Value:

@@ -53,7 +53,7 @@ class OuterLaunch:
     rules: RuleReader
 
     def key(self, value: ir.Value) -> ValueKey:
-        """Returns the key of a value inside; what a launch reads is a value of `@main`."""
+        """Returns the key of a value inside; the operands of a launch are values of `@main`."""
         if isinstance(value, ir.BlockArgument) and value.owner == self.block:
             return main_key(self.op.operands[value.arg_number])
         return ValueKey(self.number, value)
@@ -103,7 +103,7 @@ class Splitting:
 def decide(
     main: ir.OpView, launches: Mapping[dialect.LaunchOp, OuterLaunch], layouts: Layouts, count: int
 ) -> Splitting | None:
-    """Decides what replicas split; None for nothing.
+    """Decides which values replicas split; None for no value.
 
     An argument that only updates read, and whose place a result takes, is split along a dimension that goes
     together with one of a sum over replicas. So is all that is computed from blocks.
@@ -273,7 +273,7 @@ class _Graph:
                 far = distances[key] + steps
                 if far < distances.get(other, far + 1):
                     distances[other] = far
-                    # 0-1 breadth-first search: what costs no step comes before all that is farther.
+                    # 0-1 breadth-first search: free steps come before all others.
                     (pending.append if steps else pending.appendleft)(other)
         return distances
 
@@ -389,7 +389,7 @@ class _Choice:
         self.dims |= dict(graph.classes[graph.find((key, best))])
 
     def report(self) -> None:
-        """Remarks on what stays whole, and refuses what cannot be split, arguments of one reason together."""
+        """Remarks on arguments that stay whole, and refuses arguments that cannot be split, by reason."""
         for why, arguments in self.left.items():
             remark(
                 self.main,
@@ -406,7 +406,7 @@ class _Choice:
             )
 
     def why_not(self, axis: Axis) -> str | None:
-        """Explains why all that goes together with a dimension cannot be cut; None where it can."""
+        """Explains why a dimension and all tied to it cannot be cut; None where they can."""
         members = self.graph.classes[self.graph.find(axis)]
         for key, dim in members:
             size = ir.RankedTensorType(key.value.type).shape[dim]
@@ -425,7 +425,7 @@ class _Choice:
         ]
         if not against:
             return None
-        # An argument is what the user knows.
+        # The user knows arguments.
         key, (first, second) = min(against, key=lambda item: not self.is_argument(item[0]))
         return (
             f"dimension {axis[1]} goes together with dimensions {first} and {second} of {self.shown(key)}, "
