@@ -27,7 +27,7 @@ from pathways.runtime.hosts.cluster.host import HostGang, Location
 from pathways.runtime.hosts.protocol import plain as plain_values
 from pathways.runtime.hosts.protocol.interrupts import uninterrupted
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, KeptArray, ResultArray
-from pathways.runtime.hosts.protocol.programs import WHOLE
+from pathways.runtime.hosts.protocol.programs import WHOLE_ARRAY
 from pathways.runtime.hosts.worker.call_runner import numpy_of
 from pathways.runtime.hosts.worker.client_modules import find_function
 from pathways.runtime.local.devices import bind, mesh_of
@@ -446,7 +446,7 @@ def _at(
     ids = {device.id for device in binding.devices}
     if isinstance(leaf, Array) and leaf.is_of(hosts):
         for where in leaf.locations:
-            is_wanted = is_replica or where.block == WHOLE
+            is_wanted = is_replica or where.block == WHOLE_ARRAY
             if where.gang is gang and is_wanted and set(where.placement.devices) == ids:
                 return leaf, where
     is_key = _is_key(leaf)

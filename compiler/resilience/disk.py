@@ -20,7 +20,7 @@ from pathways.compiler.resilience.settings import shortened, shown
 from pathways.compiler.resilience.source import SourcePosition
 from pathways.runtime.data.host_files import SnapshotArray, SnapshotBlock, SnapshotVersion
 from pathways.runtime.hosts.client.array import Array
-from pathways.runtime.hosts.protocol.programs import WHOLE
+from pathways.runtime.hosts.protocol.programs import WHOLE_ARRAY
 from pathways.runtime.resilience.events import DiskSaveCompleted, DiskSaveFailed, ResilienceEvent
 from pathways.runtime.resilience.records import VersionKey
 from pathways.runtime.resources.paths import absolute_path
@@ -225,7 +225,7 @@ def _stored(
 
 def _cover(layout: HostArrayLayout) -> dict[str, Rows]:
     """Returns blocks that cover an array without overlap, by their names."""
-    complete = [place for place in layout.places if place.part == WHOLE][:1]
+    complete = [place for place in layout.places if place.part == WHOLE_ARRAY][:1]
     first = layout.places[0].part
     # Places of other replicas may be cut along another dimension.
     cut = {

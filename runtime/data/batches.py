@@ -248,14 +248,14 @@ def begin(
         opened = open_rows(make, named, rows, shards, own.get(str(context().host), ()), states)
     except WrongInput as error:
         raise CallRefused("result", str(error)) from None
-    context().kept[source] = _OpenInput(opened, tree, leaves, row_shapes, SpareMemory())
+    context().objects[source] = _OpenInput(opened, tree, leaves, row_shapes, SpareMemory())
     return opened.states()
 
 
 @of_package
 def end(*, source: str) -> None:
     """Closes an input."""
-    context().kept.pop(source, None)
+    context().objects.pop(source, None)
 
 
 @of_package
@@ -263,7 +263,7 @@ def batch(*, source: str, number: int) -> list[Any]:
     """Returns the arrays of a batch, with the shards of this host."""
     call = context()
     call.about = f", batch {number}"
-    opened: _OpenInput = call.kept[source]
+    opened: _OpenInput = call.objects[source]
     plan = [
         [(device, rows_of(index, result.shape)) for device, index in own.items()]
         for result, sharding in zip(call.results, call.shardings, strict=True)

@@ -38,13 +38,13 @@ def copy(
         if isinstance(array, FailedArray):
             raise CallRefused("argument", f"{name} is an error: {array.error}")
     own = shards[str(context().host)]
-    context().kept[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]
+    context().objects[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]
 
 
 @of_package
 def drop(*, save: str) -> None:
     """Frees the copies of a save that is not written."""
-    context().kept.pop(save, None)
+    context().objects.pop(save, None)
 
 
 @of_package
@@ -64,7 +64,7 @@ def write(
       The size and the checksum of the manifest, which the controller has to find in the folder.
     """
     host = context().host
-    kept = context().kept.pop(save)
+    kept = context().objects.pop(save)
     token = Path(folder, f".{save}")
     try:
         is_seen = token.read_text() == save

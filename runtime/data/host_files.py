@@ -21,7 +21,7 @@ from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import HostGang, Location, WorkerHandle
 from pathways.runtime.hosts.protocol import plain
 from pathways.runtime.hosts.protocol.messages import KeptArray, ResultArray
-from pathways.runtime.hosts.protocol.programs import WHOLE
+from pathways.runtime.hosts.protocol.programs import WHOLE_ARRAY
 from pathways.runtime.hosts.protocol.shards import different_shards
 
 _MODULE = checkpoints.__name__
@@ -166,7 +166,7 @@ class HostSave:
         locations = [where for where in array.locations if not where.gang.is_lost()] or [*array.locations]
         # Raises the error of an array that was deleted just now.
         array.is_ready()
-        whole = [where for where in locations if where.block == WHOLE]
+        whole = [where for where in locations if where.block == WHOLE_ARRAY]
         # Copies may be divided differently.
         cut = {where.block: where for where in locations if _is_cut_as(where, locations[0])}
         copies = [min(whole, key=self._load)] if whole else [*cut.values()]

@@ -16,7 +16,7 @@ from hypothesis import given
 from pathways.compiler.resilience.layouts.host_layouts import HostArrayLayout, layout_of_array
 from pathways.compiler.resilience.layouts.host_replicas import HostReplicaLayouts, SlicePlacement
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
-from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
+from pathways.runtime.hosts.protocol.programs import WHOLE_ARRAY, ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import shard_indices
 from pathways.runtime.plan.block_rows import Rows, block_name, blocks_in, common_bounds, rows_within
 from pathways.runtime.resilience.snapshots.worker_snapshots import _blocks_of
@@ -96,7 +96,7 @@ def placed_arrays(draw: st.DrawFn) -> tuple[tuple[int, ...], Replicas, list[Slic
         SlicePlacement(
             number,
             DeviceLayout((0, 1), (2,), ("x",), dims),
-            WHOLE if split is None else ReplicaBlock(position, len(running), split),
+            WHOLE_ARRAY if split is None else ReplicaBlock(position, len(running), split),
             {2 * number: (0,), 2 * number + 1: (1,)},
         )
         for position, number in enumerate(running)
@@ -155,7 +155,10 @@ def test_blocks_of_arrays_that_an_earlier_run_has_left_on_fewer_replicas() -> No
     def place(split: bool) -> HostArrayLayout:
         placements = [
             SlicePlacement(
-                n, layout, ReplicaBlock(position, 3, 0) if split else WHOLE, {2 * n: (0,), 2 * n + 1: (1,)}
+                n,
+                layout,
+                ReplicaBlock(position, 3, 0) if split else WHOLE_ARRAY,
+                {2 * n: (0,), 2 * n + 1: (1,)},
             )
             for position, n in enumerate((0, 2, 3))
         ]
@@ -165,8 +168,8 @@ def test_blocks_of_arrays_that_an_earlier_run_has_left_on_fewer_replicas() -> No
     assert whole.replicas == shared.replicas == ()
     assert [place.island for place in whole.places_of((1, 2, 3), layouts)] == [2, 3]
     (alone,) = shared.places_of((1, 2, 3), layouts)
-    assert (alone.island, alone.layout.devices, alone.part) == (1, (0,), WHOLE)
+    assert (alone.island, alone.layout.devices, alone.part) == (1, (0,), WHOLE_ARRAY)
     check_blocks((6, 4), shared, layouts, [(0, 2, 3), (0, 1, 2, 3)])
-    outside = SlicePlacement(4, layout, WHOLE, {8: (0,), 9: (1,)})
+    outside = SlicePlacement(4, layout, WHOLE_ARRAY, {8: (0,), 9: (1,)})
     with pytest.raises(ValueError, match=r"a is on island4, on which no replica runs, so that min_replicas="):
         layout_of_array("a", array_of((6, 4), [outside]), layouts)

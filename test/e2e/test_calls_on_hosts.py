@@ -78,7 +78,7 @@ def test_on_hosts_computes_beside_steps_of_an_island(slices, devices):
     square = devices.add_slice((2, 2), ("x", "y"), island="island2")
     scattered = placed(square, in_shardings=P(("y", "x")), out_shardings=P(("y", "x")))
     with pytest.raises(
-        pw.CallFailedError, match=r"host 2 \(island2\): .*float32\[8, 4\].* are no block of it"
+        pw.CallFailedError, match=r"host 2 \(island2\): .*float32\[8, 4\].* are not a block of it"
     ):
         pw.on_hosts(host_functions.computed, devices=square)(scattered).result()
 

@@ -44,7 +44,7 @@ def described(tree: Any, key: Any, *, words: Any) -> Any:
 
 def kept() -> int:
     """Returns the number of objects that calls keep on this host, such as copies of saves."""
-    return len(context().kept)
+    return len(context().objects)
 
 
 def wait_for(path: str, *arrays: Any) -> float:
@@ -87,7 +87,7 @@ class Kept:
 
 
 def keep() -> None:
-    context().kept["kept"] = Kept()
+    context().objects["kept"] = Kept()
 
 
 _MACHINE_MEMORY = memory.machine_memory
@@ -100,7 +100,7 @@ def assume_memory(size: int | None) -> None:
 
 def kept_of_all() -> Any:
     """Returns the number of objects that calls keep here for all clients, and whether this client has one."""
-    return [sum(type(one).__name__ == "Kept" for one in gc.get_objects()), "kept" in context().kept]
+    return [sum(type(one).__name__ == "Kept" for one in gc.get_objects()), "kept" in context().objects]
 
 
 def three() -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathways.compiler.resilience.layouts.array_layouts import SharedDimensions
 from pathways.compiler.resilience.layouts.step_replicas import StepReplicas
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
-from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
+from pathways.runtime.hosts.protocol.programs import WHOLE_ARRAY, ReplicaBlock
 from pathways.runtime.plan.block_rows import Rows
 from pathways.runtime.resources.manager import Binding
 from pathways.runtime.resources.virtual import VirtualSlice
@@ -96,7 +96,7 @@ class HostReplicaLayout:
         """Yields the placement on each slice for running replicas."""
         split = dict(self.splits)[len(replicas)]
         for position, number in enumerate(replicas):
-            part = WHOLE if split is None else ReplicaBlock(position, len(replicas), split)
+            part = WHOLE_ARRAY if split is None else ReplicaBlock(position, len(replicas), split)
             yield self.slices[number].placement(self.dims, part)
 
 
@@ -181,7 +181,7 @@ class HostReplicaLayouts:
             binding for slice, binding in self._replicas.bindings.items() if slice.replica == replicas[0]
         )
         alone = dataclasses.replace(binding, devices=binding.devices[:1], shape=(1,), axis_names=("x",))
-        return _devices(alone).placement(((),) * ndim, WHOLE)
+        return _devices(alone).placement(((),) * ndim, WHOLE_ARRAY)
 
 
 def _devices(binding: Binding) -> SliceDevices:

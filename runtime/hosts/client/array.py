@@ -130,8 +130,8 @@ class Array:
     def is_ready(self) -> bool:
         """Returns whether it has been computed."""
         self.check_alive()
-        steps = [(self.step_at(where), where) for where in list(self.copies)]
-        return all(step is None or self._controller.is_done(step, where) for step, where in steps)
+        steps = [(self.step_at(location), location) for location in list(self.copies)]
+        return all(step is None or self._controller.is_done(step, location) for step, location in steps)
 
     def block_until_ready(self) -> Array:
         """Waits until it has been computed, and returns it.
@@ -173,7 +173,7 @@ class Array:
         return self.steps.get(self.copies.get(location, -1), self.step)
 
     def is_of(self, controller: HostSession) -> bool:
-        """Returns whether it is on the hosts of this client, rather than those of an earlier one."""
+        """Returns whether it is on the hosts of this client, rather than the hosts of an earlier one."""
         return self._controller is controller
 
     def is_at(self, location: Location) -> bool:
@@ -310,8 +310,8 @@ class Array:
         return value.copy() if copy else value
 
     def __repr__(self) -> str:
-        where = ", ".join(f"host {host}" for host in self.hosts)
-        return f"<pathways.Array {self.aval.str_short()} on {where}>"
+        hosts = ", ".join(f"host {host}" for host in self.hosts)
+        return f"<pathways.Array {self.aval.str_short()} on {hosts}>"
 
     def __str__(self) -> str:
         return str(self.fetch())

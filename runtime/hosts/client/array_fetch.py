@@ -15,7 +15,7 @@ from pathways.runtime.control.records.replies import HostRequest
 from pathways.runtime.control.records.step import Step
 from pathways.runtime.hosts.client.host_session import HostSession
 from pathways.runtime.hosts.cluster.host import Location
-from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
+from pathways.runtime.hosts.protocol.programs import WHOLE_ARRAY, ReplicaBlock
 from pathways.runtime.hosts.protocol.shards import different_shards
 
 
@@ -54,10 +54,10 @@ def request_blocks(
     """
     # Arrays split among replicas are in blocks; any copy of a block will do.
     blocks: dict[ReplicaBlock, Location] = {}
-    for location in sorted(locations, key=lambda where: where.gang.is_lost()):
+    for location in sorted(locations, key=lambda location: location.gang.is_lost()):
         blocks.setdefault(location.block, location)
     # Copies may be split into different numbers of blocks, which do not fit together.
-    first = WHOLE if WHOLE in blocks else next(iter(blocks))
+    first = WHOLE_ARRAY if WHOLE_ARRAY in blocks else next(iter(blocks))
     return [
         _request_block(client, block.shape(data.shape), data.dtype.itemsize, location, copy_at)
         for block, location in blocks.items()
@@ -79,12 +79,12 @@ def _request_block(
         with client.fetching:
             number, step = copy_at(location)
             requests = [
-                (own, client.request_bytes(location, host.index, number, positions, sizes))
+                (shards_of_host, client.request_bytes(location, host.index, number, positions, sizes))
                 for host, held in location.holders.items()
                 for positions in [[n for n, at in enumerate(held) if at in shards]]
-                for own in [[shards[held[n]] for n in positions]]
-                for sizes in [[itemsize * _elements(shard) for shard in own]]
-                if own
+                for shards_of_host in [[shards[held[n]] for n in positions]]
+                for sizes in [[itemsize * _elements(shard) for shard in shards_of_host]]
+                if shards_of_host
             ]
     except HostError:
         _raise_error_of(client, step, location, number)
@@ -98,9 +98,9 @@ def receive_blocks(client: HostSession, data: Any, fetches: Sequence[PendingFetc
     Raises:
       HostError: the computation failed, or a host is lost.
     """
-    whole = np.empty(data.shape, data.dtype)
+    value = np.empty(data.shape, data.dtype)
     for fetch in fetches:
-        block = fetch.location.block.of(whole)
+        block = fetch.location.block.of(value)
         try:
             for shards, request in fetch.requests:
                 raw = client.fetch(request)
@@ -111,8 +111,8 @@ def receive_blocks(client: HostSession, data: Any, fetches: Sequence[PendingFetc
             raise
         if fetch.step is not None:
             client.settle(fetch.step)
-    whole.flags.writeable = False
-    return whole
+    value.flags.writeable = False
+    return value
 
 
 def _raise_error_of(client: HostSession, step: Step | None, location: Location, number: int | None) -> None:

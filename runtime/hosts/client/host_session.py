@@ -281,12 +281,12 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
             number = self.take_numbers(1 + len(message.results or ()))
             indices = tuple(host.index for host in hosts)
             call = FunctionCall(name, number, indices, time.monotonic())
-            whole = msgspec.structs.replace(message, call=number, first=number + 1, hosts=indices)
+            numbered = msgspec.structs.replace(message, call=number, first=number + 1, hosts=indices)
             # With results, to all hosts of the island: clients may fetch shards of them from each.
             receivers = [host for host in gang.hosts if message.results or host in hosts]
             with uninterrupted():
                 self._core.issue(call, (gang.life,), producers)
-                self._send_call(receivers, whole)
+                self._send_call(receivers, numbered)
         return call
 
     @override
@@ -455,8 +455,8 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
 
     def waits_for_network(self) -> bool:
         """Returns whether the longest round trip to a host is what steps wait for."""
-        known = [trip for host in [*self.hosts] if (trip := host.round_trip.seconds) is not None]
-        return self.waits.is_network(max(known, default=None))
+        trips = [trip for host in [*self.hosts] if (trip := host.round_trip.seconds) is not None]
+        return self.waits.is_network(max(trips, default=None))
 
     @override
     def leave(self) -> None:

@@ -68,16 +68,20 @@ class _Move:
     def of(cls, array: Array, target: Location) -> _Move | None:
         """Returns the move of an array to a location; None if no live host has the same block of it."""
         sources = [
-            where for where in array.locations if where.block == target.block and not where.gang.is_lost()
+            location
+            for location in array.locations
+            if location.block == target.block and not location.gang.is_lost()
         ]
-        sources = [where for where in sources if where.placement.memory_kind == target.placement.memory_kind]
+        sources = [
+            location for location in sources if location.placement.memory_kind == target.placement.memory_kind
+        ]
         if not sources or target.gang.is_lost():
             return None
         data = array.aval
         if jax.dtypes.issubdtype(data.dtype, jax.dtypes.extended):
             data = jax.eval_shape(jax.random.key_data, data)
         # Within an island, if possible.
-        source = min(sources, key=lambda where: where.gang is not target.gang)
+        source = min(sources, key=lambda location: location.gang is not target.gang)
         return cls(target.block.shape(data.shape), data.dtype.name, source, target)
 
 
@@ -89,26 +93,26 @@ class _KeptProgram:
         weakref.finalize(self, session.unload, program).atexit = False
 
 
-def relocate_array(session: HostSession, array: Array, where: Location) -> None:
+def relocate_array(session: HostSession, array: Array, location: Location) -> None:
     """Brings an array to a location, from hosts to hosts, or through this process if replicas share it.
 
     Raises:
       HostError: a host was lost.
     """
-    if relocate(session, [(array, array, where)]):
-        array.put(where, array.fetch())
+    if relocate(session, [(array, array, location)]):
+        array.put(location, array.fetch())
 
 
 def relocate(
-    session: HostSession, wanted: Sequence[tuple[Array, Array, Location]]
+    session: HostSession, requests: Sequence[tuple[Array, Array, Location]]
 ) -> list[tuple[Array, Array, Location]]:
     """Copies arrays to other locations, shard to shard; does not block.
 
     One program, which is loaded once and cached, moves all of them.
 
     Args:
-      wanted: arrays, each with the one that gets the copy, which may be the same, and a location that the
-        first one does not have.
+      requests: arrays, each with the array that gets the copy, which may be the same, and a location without
+        a copy of the first.
 
     Returns:
       The entries that cannot be moved so: no replica that shares the array has the required block.
@@ -117,33 +121,33 @@ def relocate(
       HostError: a host was lost.
     """
     while True:
-        wanted = [each for each in wanted if not each[1].is_at(each[2])]
-        moves = [_Move.of(array, target) for array, _, target in wanted]
+        requests = [each for each in requests if not each[1].is_at(each[2])]
+        moves = [_Move.of(array, target) for array, _, target in requests]
         going = [
             (array, copy, move)
-            for (array, copy, _), move in zip(wanted, moves, strict=True)
+            for (array, copy, _), move in zip(requests, moves, strict=True)
             if move is not None
         ]
         # Another thread may have moved an array since.
         if not going or _run(session, _loaded(session, tuple(move for *_, move in going)).program, going):
-            return [each for each, move in zip(wanted, moves, strict=True) if move is None]
+            return [each for each, move in zip(requests, moves, strict=True) if move is None]
 
 
 def _loaded(session: HostSession, moves: tuple[_Move, ...]) -> _KeptProgram:
     with _lock:
-        found = _programs.get(session, {}).get(moves)
-    if found is not None and found.program.is_ready():
-        return found
+        cached = _programs.get(session, {}).get(moves)
+    if cached is not None and cached.program.is_ready():
+        return cached
     # Without the lock: hosts compile the program, and other moves need not wait for that.
     loaded = _KeptProgram(session, _load(session, moves))
     with _lock:
-        known = {key: old for key, old in _programs.get(session, {}).items() if old.program.is_ready()}
-        for key in list(known)[: max(0, len(known) + 1 - _MAX_LOADED)]:
-            del known[key]
+        programs = {key: old for key, old in _programs.get(session, {}).items() if old.program.is_ready()}
+        for key in list(programs)[: max(0, len(programs) + 1 - _MAX_LOADED)]:
+            del programs[key]
         # Another thread may have loaded it in the meantime.
-        known.setdefault(moves, loaded)
-        _programs[session] = known
-        return known[moves]
+        programs.setdefault(moves, loaded)
+        _programs[session] = programs
+        return programs[moves]
 
 
 def _run(session: HostSession, program: HostedProgram, going: Sequence[tuple[Array, Array, _Move]]) -> bool:
@@ -188,9 +192,9 @@ def _load(session: HostSession, moves: Sequence[_Move]) -> HostedProgram:
 def _slices(move: _Move) -> tuple[Slice, Slice]:
     """Returns the source and target slices of a move."""
 
-    def slice(where: Location, is_target: bool) -> Slice:
-        layout = where.placement
-        return is_target, where.gang.number, layout.devices, layout.mesh, layout.axis_names
+    def slice(location: Location, is_target: bool) -> Slice:
+        layout = location.placement
+        return is_target, location.gang.number, layout.devices, layout.mesh, layout.axis_names
 
     return slice(move.source, False), slice(move.target, True)
 
@@ -231,11 +235,11 @@ def _module(moves: Sequence[_Move], slices: Mapping[Slice, str]) -> ir.Module:
     return module
 
 
-def _attrs(slice: str, where: Location) -> dict[str, ir.Attribute]:
+def _attrs(slice: str, location: Location) -> dict[str, ir.Attribute]:
     """Returns the attributes of an argument or result on a slice, with its layout."""
-    sharding = make_sharding(_mesh_of(slice), Sharding(where.placement.dims))
+    sharding = make_sharding(_mesh_of(slice), Sharding(location.placement.dims))
     attrs = {SLICE: dialect.make_slices([slice]), SHARDING: sharding}
-    kind = where.placement.memory_kind
+    kind = location.placement.memory_kind
     return attrs if kind is None else {**attrs, MEMORY_KIND: ir.StringAttr.get(kind)}
 
 

@@ -1,4 +1,4 @@
-"""Event loop that reads ordered messages: those of workers, services and clients on `steps`.
+"""Event loop that reads ordered messages: the `steps` channels of workers, services and clients.
 
 One thread runs it at a time: a thread that waits for a message, or the dispatch thread of a service. In a
 client a thread that only reads would have to be woken, and then wake the thread that waits: two context
@@ -48,7 +48,7 @@ class EventLoop:
 
     Args:
       is_served: whether one thread alone runs it, by calling `run_once`; other threads only wait. That call
-        sends what was buffered on connections.
+        sends the buffered messages of connections.
     """
 
     def __init__(self, *, is_served: bool = False) -> None:
@@ -66,7 +66,7 @@ class EventLoop:
         self._poll.register(self._woken.fileno(), select.POLLIN)
 
     def leave(self) -> None:
-        """Releases all connections in a forked process, for the parent process goes on with them.
+        """Releases all connections in a forked process, since the parent process continues to use them.
 
         Locks are created anew, since the parent's threads, which hold them, do not exist here.
         """
@@ -90,7 +90,7 @@ class EventLoop:
             the reason.
           buffers: whether messages are buffered until the next call of `run_once`, so that no sender blocks,
             and all messages of one iteration take one system call.
-          pauses: whether nothing is read from the peer while it does not accept what is buffered.
+          pauses: whether nothing is read from the peer while it does not accept the buffered messages.
         """
         reader = _ReadConnection(connection, read, pauses)
         if buffers:
@@ -152,7 +152,7 @@ class EventLoop:
         self._nudge()
 
     def run_once(self, seconds: float) -> None:
-        """Runs one iteration: sends what is buffered, reads what is available, does the posted work.
+        """Runs one iteration: sends buffered messages, reads available messages, does the posted work.
 
         For the thread that runs the loop.
 
@@ -219,7 +219,7 @@ class EventLoop:
             self._nudge()
 
     def _flush(self, reader: _ReadConnection) -> None:
-        """Sends what is buffered for a connection; the rest when the peer accepts more."""
+        """Sends the buffered messages of a connection; the rest when the peer accepts more."""
         connection = reader.connection
         number = connection.fileno()
         if self._readers.get(number) is not reader:

@@ -14,7 +14,7 @@ from pathways.runtime.control.records.reports import HostReport
 from pathways.runtime.hosts.cluster.round_trips import HostRoundTrip
 from pathways.runtime.hosts.launch.launcher import WorkerProcess
 from pathways.runtime.hosts.protocol.messages import DeviceLayout, Ready
-from pathways.runtime.hosts.protocol.programs import WHOLE, ReplicaBlock
+from pathways.runtime.hosts.protocol.programs import WHOLE_ARRAY, ReplicaBlock
 from pathways.runtime.hosts.protocol.wire import Connection
 from pathways.runtime.resources.status import HostStatus
 
@@ -93,7 +93,7 @@ class WorkerHandle:
         )
 
     def leave(self) -> None:
-        """Releases the connections in a forked process, for the parent process goes on with them."""
+        """Releases the connections in a forked process, since the parent process continues to use them."""
         for connection in (self.steps, self.arrays, self.watch):
             connection.detach()
 
@@ -104,9 +104,11 @@ class WorkerHandle:
 
     def describe_exit(self, timeout: float = 1.0) -> str | None:
         """Returns how its process exited, and the end of its log; None if it still runs after the timeout."""
-        how = self.process.exit_status(timeout)
+        status = self.process.exit_status(timeout)
         return (
-            None if how is None else f"its process has ended ({how}){stderr_tail(self.process.last_lines())}"
+            None
+            if status is None
+            else f"its process has ended ({status}){stderr_tail(self.process.last_lines())}"
         )
 
 
@@ -144,7 +146,7 @@ class HostGang:
         return self.life.failure is not None
 
     def location(
-        self, placement: DeviceLayout, block: ReplicaBlock = WHOLE, *, is_private: bool = False
+        self, placement: DeviceLayout, block: ReplicaBlock = WHOLE_ARRAY, *, is_private: bool = False
     ) -> Location:
         """Returns the location of arrays, or of a block of each, with a layout over its devices."""
         key = (placement, block, is_private)
@@ -164,7 +166,7 @@ class Location:
 
     gang: HostGang
     placement: DeviceLayout
-    block: ReplicaBlock = WHOLE
+    block: ReplicaBlock = WHOLE_ARRAY
     is_private: bool = False
 
     @functools.cached_property
@@ -179,13 +181,13 @@ class Location:
             return self.gang.life.unused
         return self.gang.unused.setdefault(self.receivers, PendingFrees())
 
-    def block_of(self, whole: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+    def block_of(self, array_shape: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
         """Returns the shape of the block of an array, and the index of its first element.
 
         Args:
-          whole: the shape of the array.
+          array_shape: the shape of the array.
         """
-        shape = self.block.shape(whole)
+        shape = self.block.shape(array_shape)
         first = [0] * len(shape)
         if self.block.count > 1:
             first[self.block.dim] = self.block.number * shape[self.block.dim]
@@ -198,7 +200,7 @@ class Location:
             host: tuple(n for n, device in enumerate(self.placement.devices) if device in host.ready.devices)
             for host in self.gang.hosts
         }
-        return {host: own for host, own in positions.items() if own}
+        return {host: shards for host, shards in positions.items() if shards}
 
 
 def stderr_tail(lines: Sequence[str]) -> str:

@@ -83,17 +83,17 @@ class HostedProgram:
           arguments: for each island the numbers of the arrays that its sub-program consumes.
         """
         if self.some_hosts:
-            (own,) = map(tuple, arguments.values())
-            return [encode(Run(self.number, run, first, own))] * len(self.some_hosts)
+            (numbers,) = map(tuple, arguments.values())
+            return [encode(Run(self.number, run, first, numbers))] * len(self.some_hosts)
         # Taken before anything is encoded: it is lost if encoding fails, but cannot.
         free = [gang.life.unused.take_all() for gang in self.gangs]
         frames: list[bytes] = []
         # Islands without arguments and arrays to free share one encoded message.
         plain: bytes | None = None
         for gang, unused in zip(self.gangs, free, strict=True):
-            own = tuple(arguments[gang.number])
-            if own or unused:
-                frame = encode(Run(self.number, run, first, own, unused))
+            numbers = tuple(arguments[gang.number])
+            if numbers or unused:
+                frame = encode(Run(self.number, run, first, numbers, unused))
             else:
                 frame = plain = plain or encode(Run(self.number, run, first, ()))
             frames += [frame] * len(gang.hosts)

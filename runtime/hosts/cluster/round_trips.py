@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-_KEPT = 4
+_SAMPLES = 4
 _PENDING = 64
 
 _SHARE = 0.5
@@ -19,7 +19,7 @@ class HostRoundTrip:
 
     def __init__(self) -> None:
         self._sent: dict[int, float] = {}
-        self._last: collections.deque[float] = collections.deque(maxlen=_KEPT)
+        self._last: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
 
     def note_ping(self, number: int, now: float) -> None:
         """Notes that a ping was sent."""
@@ -51,7 +51,7 @@ class WindowWaits:
     """
 
     def __init__(self) -> None:
-        self._last: collections.deque[float] = collections.deque(maxlen=_KEPT)
+        self._last: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
 
     def add(self, seconds: float) -> None:
         """Notes that the window waited for a step that was issued so many seconds ago."""

@@ -193,7 +193,7 @@ class _Start:
     Args:
       server: the socket that accepts their connections.
       secret: the secret that authenticates them.
-      epoch: the number of the start, which tells these workers from those of earlier ones.
+      epoch: the number of the start, which distinguishes these workers from the workers of earlier starts.
       stop: cancels the start when it is set.
       processes: the processes started so far, by the numbers of their workers.
       exits: the monitor of these processes.
@@ -331,14 +331,14 @@ class _Start:
 
         Args:
           host: the number of the worker.
-          why: what is known without its exit status.
+          why: the reason to give without its exit status.
           exits_within: the seconds to wait for that. A closed connection often means that the process exits,
             which takes seconds on a busy machine, and the exit status explains more than the connection.
         """
         process = self._processes[host]
-        how = process.exit_status(exits_within)
-        if how is None:
+        status = process.exit_status(exits_within)
+        if status is None:
             process.kill()
         else:
-            why = f"did not start ({how})"
+            why = f"did not start ({status})"
         return HostStartError(f"{self.configs[host]} {why}{stderr_tail(process.last_lines())}")

@@ -114,7 +114,7 @@ class WorkerCluster:
         self.loop.close()
 
     def leave(self) -> None:
-        """Releases the workers in a forked process, for the parent process goes on with them.
+        """Releases the workers in a forked process, since the parent process continues to use them.
 
         The parent's threads do not exist here, so a lock that one of them held would never be released.
         """
@@ -129,8 +129,8 @@ class WorkerCluster:
         for host in self.pool.hosts:
             host.leave()
 
-    def _notify_closed(self, how: str) -> None:
-        self.core.handle(*(GangClosed(gang.key, how) for gang in self.core.core.gangs))
+    def _notify_closed(self, ending: str) -> None:
+        self.core.handle(*(GangClosed(gang.key, ending) for gang in self.core.core.gangs))
 
     def load(self, program: BoundProgram, split: Split) -> HostedProgram:
         """Compiles a program on its hosts, see `Session.load`."""

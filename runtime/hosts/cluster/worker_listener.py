@@ -63,7 +63,7 @@ class WorkerSink(Protocol):
 class WorkerListener:
     """Listener to the workers of a cluster.
 
-    An extension adds to `handlers` what handles messages of its part of the workers.
+    An extension adds handlers of its own messages to `handlers`.
 
     Args:
       core: the core that handles the events.
@@ -122,10 +122,10 @@ class WorkerListener:
     def _explain_loss(self, host: WorkerHandle, error: ConnectionEnded) -> None:
         if host.gang.is_lost():
             return
-        how = host.describe_exit() or str(error)
+        cause = host.describe_exit() or str(error)
         first = host.gang.hosts[0]
         has_crashed = is_crash(host.process.exit_status(0) or "", is_first=host is first)
-        events = [HostLost(host.gang.life.key, host.index, how, is_crash=has_crashed)]
+        events = [HostLost(host.gang.life.key, host.index, cause, is_crash=has_crashed)]
         # JAX aborts all hosts of an island when it loses the first one, so that one is the cause.
         if first is not host and (of_first := first.describe_exit(0)):
             has_crashed = is_crash(first.process.exit_status(0) or "")
@@ -186,8 +186,8 @@ class WorkerListener:
                 self._core.handle(InputMissed(host.gang.life.key, host.index, message.run, message.why))
             case LoadDone():
                 loaded = message.foreign or message.memory
-                what = loaded if message.error is None else failed(message.error)
-                self._core.handle(ReplyReceived(host.index, message.request, what))
+                reply = loaded if message.error is None else failed(message.error)
+                self._core.handle(ReplyReceived(host.index, message.request, reply))
             case Chunk() | Failed() | Described() | Report():
                 self._on_reply(host, message)
             case Called():
@@ -249,7 +249,7 @@ class WorkerListener:
         """Returns the buffer for the bytes that follow a message of a worker.
 
         Raises:
-          MessageError: the message is no chunk of an array.
+          MessageError: the message is not a chunk of an array.
         """
         if not isinstance(message, Chunk):
             raise MessageError(f"unexpected {size} bytes of an array after {type(message).__name__}")
@@ -278,5 +278,5 @@ class WorkerListener:
 def describe_failure(host: str, failure: CallFailure) -> str:
     """Returns the error message of a call that failed on a host."""
     text = f"{failure.type}: {failure.text}" if failure.type else failure.text
-    how = " raised " if failure.kind == "raised" else ": "
-    return f"{host}{failure.about}{how}{text}\n{failure.traceback}".rstrip()
+    separator = " raised " if failure.kind == "raised" else ": "
+    return f"{host}{failure.about}{separator}{text}\n{failure.traceback}".rstrip()

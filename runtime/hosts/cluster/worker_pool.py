@@ -48,7 +48,7 @@ class WorkerPool:
       gangs: the workers of each island.
 
     Attributes:
-      gangs: the workers of each island; while an island restarts, those that were lost.
+      gangs: the workers of each island; while an island restarts, its lost workers.
       hosts: all workers, by their numbers.
       cluster: the devices of all islands. Islands may join; the devices of the others stay the same.
       order: the lock of the order of steps, held from reading the numbers of arrays until the step that

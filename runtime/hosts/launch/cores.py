@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 class CoreShares:
-    """Assignment of cores to workers, as positions among those that a process on the machine may use."""
+    """Assignment of cores to workers, as positions among the cores that a process on the machine may use."""
 
     def __init__(self) -> None:
         self._assigned: dict[str, dict[int, range]] = collections.defaultdict(dict)
 
     def assign(self, machine: str, host: int, count: int) -> int:
-        """Assigns consecutive cores to a host, in place of those that it had; returns the first."""
+        """Assigns consecutive cores to a host, instead of its earlier cores; returns the first."""
         assigned = self._assigned[machine]
         assigned.pop(host, None)
         first = 0

@@ -26,7 +26,7 @@ def settings_of(
     """Returns the settings for keywords of `pathways.connect`; see there.
 
     Raises:
-      TypeError: `islands` has an element that is no island.
+      TypeError: `islands` has an element that is not an island.
       ValueError: a setting is not valid, or cannot be combined with another.
     """
     launcher = launcher or Children()

@@ -265,12 +265,12 @@ def record_of(
     """
     unnamed = Ssh if are_named else Children
     launcher = unnamed if name is None else {"slurm": Slurm, "ray": Ray, "join": Join}[name]
-    given = {key: value for key, value in settings.items() if value is not None}
-    for key in given:
+    set_values = {key: value for key, value in settings.items() if value is not None}
+    for key in set_values:
         if key not in _fields(launcher):
             owners = [text for owner, text in _TEXTS.items() if key in _fields(owner)]
             raise ValueError(f"{key}: expected only with {' or '.join(owners)}")
-    return launcher(**given)
+    return launcher(**set_values)
 
 
 _TEXTS: Mapping[type[Endpoints], str] = {

@@ -101,7 +101,7 @@ class HostOptions(
         """Creates options from a table of a file, such as TOML; missing keys keep their defaults.
 
         Raises:
-          ValueError: a key is no option, or its value is not valid; the message names the key.
+          ValueError: a key is not an option, or its value is not valid; the message names the key.
         """
         try:
             return read_record(dict(values), cls, _HINTS)
@@ -113,7 +113,7 @@ def check_count(name: str, number: object, *, at_least: int = 1) -> None:
     """Checks that a setting is a count.
 
     Raises:
-      ValueError: it is no integer, or less than `at_least`.
+      ValueError: it is not an integer, or less than `at_least`.
     """
     if not isinstance(number, int) or isinstance(number, bool) or number < at_least:
         raise ValueError(f"{name}={number!r}: expected at least {at_least}")

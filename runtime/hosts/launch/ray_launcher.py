@@ -64,11 +64,11 @@ class RayLauncher(JoinLauncher):
         # A started cluster has as many CPUs as the first hosts need.
         self._max_hosts = hosts if self._is_own and record.address is None else None
         if self._is_own:
-            own = {"address": "local", "num_cpus": cores, "include_dashboard": False}
-            own["_node_ip_address"] = record.bind
+            new_cluster = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+            new_cluster["_node_ip_address"] = record.bind
             try:
                 self._ray.init(
-                    **(own if record.address is None else {"address": record.address}),
+                    **(new_cluster if record.address is None else {"address": record.address}),
                     log_to_driver=False,
                     logging_level="ERROR",
                 )

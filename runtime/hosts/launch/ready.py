@@ -65,7 +65,7 @@ def ready_workers(folder: Path) -> dict[str, int]:
 
 
 def drain(folder: Path, seconds: float) -> list[str]:
-    """Sends SIGTERM to all ready workers; returns those that have not exited after so many seconds."""
+    """Sends SIGTERM to all ready workers; returns the workers that still run after so many seconds."""
     with contextlib.ExitStack() as stack:
         # The open files show who holds the locks, also when the workers have removed them.
         files = {}

@@ -133,7 +133,7 @@ def islands_of(islands: object, hosts: int | None, devices_per_host: int) -> tup
     """Returns the islands that a user requests: a list of them, or an island for each of some hosts.
 
     Raises:
-      TypeError: an element of the list is no island.
+      TypeError: an element of the list is not an island.
       ValueError: a number is below one.
     """
     if isinstance(hosts, Sequence):

@@ -1,4 +1,5 @@
 """Messages between the processes of a cluster, their encoding, connections, and the handshake.
 
-Imports what is left of `runtime.hosts`.
+Imports the rooms to the left of `runtime.hosts`. `messages` has the messages of workers, and `handshake`
+authenticates both sides of a connection.
 """

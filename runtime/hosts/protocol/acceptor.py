@@ -87,30 +87,30 @@ class Acceptor[Handshake: ServerHandshake]:
                 self._warn("", "cannot accept a connection; retrying: %s", error.strerror)
                 time.sleep(_PAUSE)
                 continue
-            where = address[0] if isinstance(address, tuple) else "this machine"
+            peer = address[0] if isinstance(address, tuple) else "this machine"
             with self._lock:
-                evicted = self._pending.add(sock, where)
+                evicted = self._pending.add(sock, peer)
             for other in evicted:
                 # Only shut it down: the thread of its handshake closes it.
                 with contextlib.suppress(OSError):
                     other.shutdown(socket.SHUT_RDWR)
             try:
-                start_thread(functools.partial(self._authenticate, sock, where), "authenticate")
+                start_thread(functools.partial(self._authenticate, sock, peer), "authenticate")
             except RuntimeError as error:
                 # No thread could be started; peers of this package try again. The log comes first: who
                 # sees its connection closed finds the reason there.
                 self._remove(sock)
-                self._warn(where, _REFUSED, where, error)
+                self._warn(peer, _REFUSED, peer, error)
                 sock.close()
 
-    def _authenticate(self, sock: socket.socket, where: str) -> None:
+    def _authenticate(self, sock: socket.socket, peer: str) -> None:
         handshake = self._make_handshake(secrets.token_bytes(NONCE_BYTES))
-        connection: Connection[Any] = Connection(sock, self._decode, where)
+        connection: Connection[Any] = Connection(sock, self._decode, peer)
         try:
             authenticate(connection, handshake)
         except (MessageError, ConnectionEnded) as error:
             self._remove(sock)
-            self._warn(where, _REFUSED, where, error)
+            self._warn(peer, _REFUSED, peer, error)
             connection.close()
             return
         self._remove(sock)
@@ -120,9 +120,9 @@ class Acceptor[Handshake: ServerHandshake]:
         with self._lock:
             self._pending.remove(sock)
 
-    def _warn(self, where: str, text: str, *args: object) -> None:
+    def _warn(self, peer: str, text: str, *args: object) -> None:
         with self._lock:
-            if self._pending.should_warn(where, time.monotonic()):
+            if self._pending.should_warn(peer, time.monotonic()):
                 log.warning(text, *args)
 
 

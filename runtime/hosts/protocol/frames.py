@@ -62,7 +62,7 @@ def decoded[T](decoder: msgspec.msgpack.Decoder[T], body: bytes | bytearray) -> 
     """Decodes a message with a decoder.
 
     Raises:
-      MessageError: the bytes are no message of its types.
+      MessageError: the bytes are not a message of its types.
     """
     try:
         return decoder.decode(body)

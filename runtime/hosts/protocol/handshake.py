@@ -12,8 +12,8 @@ is challenged, and proves first that it knows the secret; only then does the ser
 A code is the HMAC-SHA256 (RFC 2104) of all messages before it and of the side that sends it. The messages
 contain the purpose (channel, role, host, epoch, called side, and name of a client), both nonces, and the
 versions. So a code is valid for one connection, in one direction, for one purpose. The code of a server
-differs from that of a client, and is only sent to a client that has proved itself: a peer that relays what it
-receives learns nothing that helps it with another connection. Later messages are not encrypted.
+differs from the code of a client, and is only sent to a client that has proved itself: a peer that relays
+messages learns nothing that helps it with another connection. Later messages are not encrypted.
 """
 
 from __future__ import annotations

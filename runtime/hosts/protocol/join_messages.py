@@ -26,7 +26,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       grace: seconds that its island may take to finish after SIGTERM.
       ports: the first and the last port that it may listen on; None for any.
       cores: number of cores that it has for itself; None for all, shared with other processes.
-      first_core: the position of the first of them among those that it may use; set by the launcher.
+      first_core: the position of its first core among the cores that it may use; set by the launcher.
       platform: the JAX platform of its devices.
       machine: the name of its machine; None if machines have no names.
       snapshot_folder: see `HostOptions`.
@@ -106,7 +106,7 @@ def decode_for_joined(body: bytes | bytearray) -> ToJoined:
     """Decodes a message to a joined machine.
 
     Raises:
-      MessageError: the bytes are no such message.
+      MessageError: the bytes are not such a message.
     """
     return decoded(_to_joined, body)
 
@@ -115,6 +115,6 @@ def decode_from_joined(body: bytes | bytearray) -> FromJoined:
     """Decodes a message of a joined machine.
 
     Raises:
-      MessageError: the bytes are no such message.
+      MessageError: the bytes are not such a message.
     """
     return decoded(_from_joined, body)

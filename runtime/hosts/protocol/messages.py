@@ -32,7 +32,7 @@ def versions() -> tuple[str, str, str]:
 
 
 class MessageError(ValueError):
-    """Error of bytes that are no message of this protocol, or of an unexpected message."""
+    """Error of bytes that are not a message of this protocol, or of an unexpected message."""
 
 
 class DeviceLayout(msgspec.Struct, frozen=True):
@@ -152,8 +152,8 @@ class Load(Message, frozen=True):
 
     Attributes:
       module: bytecode of the module in the form `host`, with the function of this island only.
-      computations: those that the module only declares, by name.
-      constants: those that the module only declares, by name.
+      computations: the computations that the module only declares, by name.
+      constants: the constants that the module only declares, by name.
       devices: the ids of the devices of each slice.
       owners: the hosts of the devices of each slice.
       peers: the data address of each host, followed by a `#` and an id of the worker process.
@@ -245,7 +245,8 @@ class Put(Message, frozen=True):
     Attributes:
       shape: its global shape.
       placement: its layout.
-      shards: for each device the number of its shard among those that follow; -1 for devices of other hosts.
+      shards: for each device the number of its shard among the shards that follow; -1 for devices of other
+        hosts.
     """
 
     array: int
@@ -529,7 +530,7 @@ class SpanTimes(Message, frozen=True):
     Attributes:
       client: the number of the client for which it was done.
       row: the name of its row; see `TraceSpan`.
-      name: what was done.
+      name: the name of the work.
       start: when it began.
       end: when it ended.
     """
@@ -618,7 +619,7 @@ class Call(Message, frozen=True):
     """Request to call a function: it is ordered after the steps before it, and runs beside those after it.
 
     Attributes:
-      call: the number of the call, higher than those of steps and calls before it.
+      call: the number of the call, higher than the numbers of steps and calls before it.
       first: the number of the first array result; the other results follow it.
       hosts: the hosts that run it; on the other hosts of the island its results have no shards.
       function: the name of the function, as in `package.module:name`.

@@ -25,20 +25,20 @@ class TooLargeError(TypeError):
     """Error of a value whose JSON is too long."""
 
 
-def encode(value: Any, where: str, max_bytes: int | None = None) -> bytes:
+def encode(value: Any, name: str, max_bytes: int | None = None) -> bytes:
     """Encodes a value as JSON: None, bool, int, float, str, and lists, tuples and dictionaries of these.
 
     Args:
       value: the value; tuples become lists.
-      where: the name of the value in messages.
+      name: the name of the value in messages.
       max_bytes: limit on its JSON; by default there is none.
 
     Raises:
-      TypeError: something in it is no such value; the message says where.
+      TypeError: something in it is not such a value; the message says where.
       TooLargeError: its JSON is too long.
     """
-    budget = _JsonBudget(where, max_bytes)
-    _check(value, where, 0, budget)
+    budget = _JsonBudget(name, max_bytes)
+    _check(value, name, 0, budget)
     text = _written(value).encode()
     budget.add(len(text) - budget.used)
     return text
@@ -47,8 +47,8 @@ def encode(value: Any, where: str, max_bytes: int | None = None) -> bytes:
 class _JsonBudget:
     """Lower bound on the bytes of a value's JSON, counted before it is written, so that no huge text is."""
 
-    def __init__(self, where: str, max_bytes: int | None) -> None:
-        self._where = where
+    def __init__(self, name: str, max_bytes: int | None) -> None:
+        self._name = name
         self._max_bytes = max_bytes
         self.used = 0
 
@@ -60,7 +60,7 @@ class _JsonBudget:
         """
         self.used += size
         if self._max_bytes is not None and self.used > self._max_bytes:
-            raise TooLargeError(f"{self._where} is more than {self._max_bytes} bytes of JSON")
+            raise TooLargeError(f"{self._name} is more than {self._max_bytes} bytes of JSON")
 
 
 def decode(text: bytes) -> Any:
@@ -68,39 +68,39 @@ def decode(text: bytes) -> Any:
     return json.loads(text)
 
 
-def _check_depth(where: str, depth: int) -> None:
+def _check_depth(name: str, depth: int) -> None:
     if depth > _MAX_DEPTH:
-        raise TypeError(f"{where[:100]}... is more than {_MAX_DEPTH} levels deep")
+        raise TypeError(f"{name[:100]}... is more than {_MAX_DEPTH} levels deep")
 
 
-def _check(value: Any, where: str, depth: int, budget: _JsonBudget) -> None:
-    _check_depth(where, depth)
+def _check(value: Any, name: str, depth: int, budget: _JsonBudget) -> None:
+    _check_depth(name, depth)
     # Two bytes at least: a digit and a comma, brackets, or quotes.
     budget.add(2 + len(value) if type(value) is str else 2)
     match value:
         case None | bool() | int() | float() | str():
             if type(value) is int and value.bit_length() > _MAX_BITS:
-                raise TypeError(f"{where} is an integer of more than {_MAX_BITS} bits")
+                raise TypeError(f"{name} is an integer of more than {_MAX_BITS} bits")
             # A subclass, such as a member of an enumeration, would be decoded as another type.
             if type(value) in (type(None), bool, int, float, str):
                 return
         case list() | tuple() if type(value) in (list, tuple):
             for n, each in enumerate(value):
-                _check(each, f"{where}[{n}]", depth + 1, budget)
+                _check(each, f"{name}[{n}]", depth + 1, budget)
             return
         case dict() if type(value) is dict:
             for key, each in value.items():
                 if type(key) is not str:
-                    raise TypeError(f"{where} has the key {key!r}: JSON has only strings")
+                    raise TypeError(f"{name} has the key {key!r}: JSON has only strings")
                 budget.add(len(key))
-                _check(each, f"{where}[{key!r}]", depth + 1, budget)
+                _check(each, f"{name}[{key!r}]", depth + 1, budget)
             return
     kind = type(value)
     number = "; use float(...) or .item()" if getattr(value, "shape", None) == () else ""
-    raise TypeError(f"{where} is of type {kind.__module__}.{kind.__qualname__}, which is not JSON{number}")
+    raise TypeError(f"{name} is of type {kind.__module__}.{kind.__qualname__}, which is not JSON{number}")
 
 
-def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list[Any], depth: int = 0) -> Any:
+def tree_of(value: Any, name: str, is_leaf: Callable[[Any], bool], leaves: list[Any], depth: int = 0) -> Any:
     """Returns a tree as JSON; its leaves are appended to `leaves`.
 
     Raises:
@@ -109,24 +109,24 @@ def tree_of(value: Any, where: str, is_leaf: Callable[[Any], bool], leaves: list
     if is_leaf(value):
         leaves.append(value)
         return len(leaves) - 1
-    _check_depth(where, depth)
+    _check_depth(name, depth)
     kind = type(value)
     if value is None:
         return None
     if kind is dict:
         for key in value:
             if type(key) is not str:
-                raise TypeError(f"{where} has the key {key!r}: expected strings")
+                raise TypeError(f"{name} has the key {key!r}: expected strings")
         # In JAX's order of leaves.
         items = ((key, value[key]) for key in sorted(value))
         return {
-            "d": {key: tree_of(each, f"{where}[{key!r}]", is_leaf, leaves, depth + 1) for key, each in items}
+            "d": {key: tree_of(each, f"{name}[{key!r}]", is_leaf, leaves, depth + 1) for key, each in items}
         }
     if kind in (list, tuple):
-        each_of = [tree_of(each, f"{where}[{n}]", is_leaf, leaves, depth + 1) for n, each in enumerate(value)]
+        each_of = [tree_of(each, f"{name}[{n}]", is_leaf, leaves, depth + 1) for n, each in enumerate(value)]
         return {"l" if kind is list else "t": each_of}
     raise TypeError(
-        f"{where} is of type {kind.__module__}.{kind.__qualname__}: expected arrays, or dictionaries, lists "
+        f"{name} is of type {kind.__module__}.{kind.__qualname__}: expected arrays, or dictionaries, lists "
         "and tuples of them"
     )
 
@@ -144,17 +144,17 @@ def build(tree: Any, leaves: Sequence[Any]) -> Any:
     return tuple(built) if kind == "t" else built
 
 
-def matched(tree: Any, value: Any, where: str) -> dict[int, tuple[str, Any]]:
+def matched(tree: Any, value: Any, name: str) -> dict[int, tuple[str, Any]]:
     """Returns the leaves of a value at the arrays of a tree: names in messages and values, by index.
 
     Raises:
       TypeError: the value has another structure; the message says where.
     """
     if isinstance(tree, int):
-        return {tree: (where, value)}
+        return {tree: (name, value)}
     if tree is None:
         if value is not None:
-            raise TypeError(f"{where} is of type {type(value).__name__}: expected None")
+            raise TypeError(f"{name} is of type {type(value).__name__}: expected None")
         return {}
     ((kind, children),) = tree.items()
     if kind == "d":
@@ -164,8 +164,8 @@ def matched(tree: Any, value: Any, where: str) -> dict[int, tuple[str, Any]]:
                 if isinstance(value, dict)
                 else f"type {type(value).__name__}"
             )
-            raise TypeError(f"{where} is of {got}: expected a dictionary with the keys {sorted(children)}")
-        items = [(child, value[key], f"{where}[{key!r}]") for key, child in children.items()]
+            raise TypeError(f"{name} is of {got}: expected a dictionary with the keys {sorted(children)}")
+        items = [(child, value[key], f"{name}[{key!r}]") for key, child in children.items()]
     else:
         if not isinstance(value, list | tuple) or len(value) != len(children):
             got = (
@@ -173,9 +173,9 @@ def matched(tree: Any, value: Any, where: str) -> dict[int, tuple[str, Any]]:
                 if isinstance(value, list | tuple)
                 else f"type {type(value).__name__}"
             )
-            raise TypeError(f"{where} is of {got}: expected a tuple or list of {len(children)}")
-        items = [(child, value[n], f"{where}[{n}]") for n, child in enumerate(children)]
+            raise TypeError(f"{name} is of {got}: expected a tuple or list of {len(children)}")
+        items = [(child, value[n], f"{name}[{n}]") for n, child in enumerate(children)]
     leaves: dict[int, tuple[str, Any]] = {}
-    for child, element, name in items:
-        leaves |= matched(child, element, name)
+    for child, element, child_name in items:
+        leaves |= matched(child, element, child_name)
     return leaves

@@ -50,8 +50,8 @@ class BoundProgram(msgspec.Struct, frozen=True):
     Attributes:
       module: bytecode of the module, in the form `scheduled`.
       slices: the devices of each of its slices, by the name of the slice.
-      computations: those that the module only declares, by name.
-      constants: those that the module only declares, by name.
+      computations: the computations that the module only declares, by name.
+      constants: the constants that the module only declares, by name.
       weak_results: for each of its results whether it is weakly typed.
     """
 
@@ -84,14 +84,14 @@ class ReplicaBlock(msgspec.Struct, frozen=True):
         block = slice(*block_bounds(value.shape[self.dim], self.number, self.count))
         return value[(*(slice(None),) * self.dim, block)]
 
-    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+    def shape(self, array_shape: Sequence[int]) -> tuple[int, ...]:
         """Returns the shape of the block of an array of some shape."""
         if self.count == 1:
-            return tuple(whole)
-        return block_shape(whole, self.dim, self.count)
+            return tuple(array_shape)
+        return block_shape(array_shape, self.dim, self.count)
 
 
-WHOLE = ReplicaBlock(0, 1, 0)
+WHOLE_ARRAY = ReplicaBlock(0, 1, 0)
 
 
 class IslandPort(msgspec.Struct, frozen=True):
@@ -117,8 +117,8 @@ class IslandProgram(msgspec.Struct, frozen=True):
       inputs: the arguments of its function, in order.
       outputs: the results of its function, in order.
       weak_results: for each of its results whether it is weakly typed.
-      computations: those that the module only declares, by name.
-      constants: those that the module only declares, by name.
+      computations: the computations that the module only declares, by name.
+      constants: the constants that the module only declares, by name.
       moved: the bytes that a step receives from other islands.
     """
 
@@ -149,9 +149,9 @@ class SplitProgram(msgspec.Struct, frozen=True):
     @property
     def inputs(self) -> dict[int, tuple[IslandPort, ...]]:
         """Arguments of the program of each island, in order."""
-        return {island: own.inputs for island, own in self.by_island.items()}
+        return {island: program.inputs for island, program in self.by_island.items()}
 
     @property
     def outputs(self) -> dict[int, tuple[IslandPort, ...]]:
         """Results of the program of each island, in order."""
-        return {island: own.outputs for island, own in self.by_island.items()}
+        return {island: program.outputs for island, program in self.by_island.items()}

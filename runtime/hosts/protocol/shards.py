@@ -49,10 +49,10 @@ def different_shards(
     shape: tuple[int, ...], placement: DeviceLayout
 ) -> tuple[tuple[int, tuple[slice, ...]], ...]:
     """Returns the position of a device and the index of its shard, once for each different shard."""
-    found: dict[tuple[tuple[int, int], ...], tuple[int, tuple[slice, ...]]] = {}
+    by_bounds: dict[tuple[tuple[int, int], ...], tuple[int, tuple[slice, ...]]] = {}
     for position, index in enumerate(shard_indices(shape, placement)):
-        found.setdefault(tuple((of_dim.start, of_dim.stop) for of_dim in index), (position, index))
-    return tuple(found.values())
+        by_bounds.setdefault(tuple((of_dim.start, of_dim.stop) for of_dim in index), (position, index))
+    return tuple(by_bounds.values())
 
 
 def cut_shards(

@@ -24,7 +24,7 @@ MAX_AVAILABLE_MESSAGE = 1 << 25
 """Limit in bytes on a message that is read without waiting for its end, see `Connection.read_available`."""
 
 MAX_SEND_BUFFER = 1 << 26
-"""Limit in bytes on what is buffered for a peer that does not read."""
+"""Limit in bytes on the buffer for a peer that does not read."""
 
 type Place[Received] = Callable[[Received, int], memoryview]
 """Function that returns the memory for the array bytes after a message, given their number."""
@@ -108,7 +108,7 @@ class Connection[Received]:
             self._notify()
 
     def buffer_sends(self, notify: Callable[[], None]) -> None:
-        """Buffers what is sent until `flush`, so that no sender waits and small messages share one call.
+        """Buffers messages until `flush`, so that no sender waits and small messages share one call.
 
         Args:
           notify: is called when the buffer is no longer empty.
@@ -156,7 +156,7 @@ class Connection[Received]:
 
         Raises:
           ConnectionEnded: the connection is closed.
-          MessageError: the bytes are no message.
+          MessageError: the bytes are not a message.
         """
         header = bytearray(HEADER_BYTES)
         self._fill(memoryview(header))
@@ -177,7 +177,7 @@ class Connection[Received]:
 
         Raises:
           ConnectionEnded: the connection is closed.
-          MessageError: the bytes are no message.
+          MessageError: the bytes are not a message.
         """
         while True:
             if self._unread == len(self._buffer):
@@ -188,7 +188,7 @@ class Connection[Received]:
                     self._unread += self._read(buffer[self._unread :])
             else:
                 self._unread = self._read(self._buffer)
-            received, end = self._whole(self._unread)
+            received, end = self._complete_messages(self._unread)
             if received:
                 if end < self._unread:
                     self._buffer[: self._unread - end] = self._buffer[end : self._unread]
@@ -202,7 +202,7 @@ class Connection[Received]:
 
         Raises:
           ConnectionEnded: the connection is closed.
-          MessageError: the bytes are no message, or the message is too long.
+          MessageError: the bytes are not a message, or the message is too long.
         """
         if self._unread == len(self._buffer):
             if self._unread >= MAX_AVAILABLE_MESSAGE:
@@ -213,7 +213,7 @@ class Connection[Received]:
                 self._unread += self._read(buffer[self._unread :], socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return []
-        received, end = self._whole(self._unread)
+        received, end = self._complete_messages(self._unread)
         if end < self._unread:
             self._buffer[: self._unread - end] = self._buffer[end : self._unread]
         self._unread -= end
@@ -230,10 +230,10 @@ class Connection[Received]:
 
         Raises:
           ConnectionEnded: the connection is closed.
-          MessageError: the bytes are no message.
+          MessageError: the bytes are not a message.
         """
         size = self._read(self._buffer, socket.MSG_PEEK)
-        received, end = self._whole(size)
+        received, end = self._complete_messages(size)
         if not end and size >= HEADER_BYTES and lengths(self._buffer)[0] > _LONG:
             # The receive buffer of the system may be smaller: without reading, the message never gets
             # complete.
@@ -245,7 +245,7 @@ class Connection[Received]:
         if end:
             self._read(self._buffer, limit=end)
 
-    def _whole(self, size: int) -> tuple[list[Received], int]:
+    def _complete_messages(self, size: int) -> tuple[list[Received], int]:
         """Returns the complete messages at the beginning of the buffer, and the offset of their end."""
         received = []
         at = 0

@@ -32,15 +32,15 @@ def is_readable(text: str) -> bool:
 
 def take_prints(module: ir.Module, host: str) -> list[Callable[..., Any]]:
     """Removes the formats from the calls of a module, and returns functions that print them, by number."""
-    found: dict[int, Callable[..., Any]] = {}
+    printers: dict[int, Callable[..., Any]] = {}
     for op in nested_ops(module.operation):
         if op.operation.name == "stablehlo.custom_call" and PRINT in op.attributes:
             described = json.loads(op.attributes[PRINT].value)
             del op.attributes[PRINT]
             if described["index"] >= _MAX_CALLS or not is_readable(described["text"]):
                 raise ValueError(f"jax.debug.print of {described['text']!r} cannot be printed")
-            found[described["index"]] = functools.partial(_print, host, described)
-    return [found.get(n, _nothing) for n in range(1 + max(found, default=-1))]
+            printers[described["index"]] = functools.partial(_print, host, described)
+    return [printers.get(n, _nothing) for n in range(1 + max(printers, default=-1))]
 
 
 def _nothing(*_: Any) -> tuple[()]:

@@ -45,7 +45,7 @@ class ProgramSplitter:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        # The owner that is served, and those that wait: each of them once, however many programs it has.
+        # The owner that is served, and the waiting owners: each once, however many programs it has.
         self._queue: collections.deque[Owner] = collections.deque()
         self._process = LimitedProcess(_MODULE)
 

@@ -18,7 +18,7 @@ from pathways.passes.manager.base import PassFailure
 from pathways.passes.manager.driver import Diagnostics, run_passes
 from pathways.runtime.hosts.protocol.messages import DeviceLayout
 from pathways.runtime.hosts.protocol.programs import (
-    WHOLE,
+    WHOLE_ARRAY,
     BoundProgram,
     IslandPort,
     IslandProgram,
@@ -61,9 +61,9 @@ def split(
         module, program.name, Stored.of(program.computations, program.constants), proved=True
     )
     return SplitProgram(
-        {island: _island_program(own, _module_of(module, island), program) for island, own in plans.items()},
-        crossing=sum(_count(own, Send) for own in plans.values()),
-        inner=max((_count(own, Transfer) for own in plans.values()), default=0),
+        {n: _island_program(plan, _module_of(module, n), program) for n, plan in plans.items()},
+        crossing=sum(_count(plan, Send) for plan in plans.values()),
+        inner=max((_count(plan, Transfer) for plan in plans.values()), default=0),
         share=share(ahead, steps),
     )
 
@@ -103,10 +103,10 @@ def _split(module: ir.Module, name: str, islands: Mapping[str, int]) -> ir.Modul
     return module
 
 
-def _module_of(whole: ir.Module, host: int) -> bytes:
+def _module_of(program: ir.Module, host: int) -> bytes:
     """Returns the bytecode of a module with the function of one host, and everything that it uses."""
     # A copy, made by a round trip through bytecode.
-    module = ir.Module.parse(bytecode_of(whole), whole.context)
+    module = ir.Module.parse(bytecode_of(program), program.context)
     for op in ops_named(module, ["func.func"]):
         number = attribute_of(op, HOST)
         if number is not None and number.value != host:
@@ -134,7 +134,7 @@ def _ports(
 def _block(replicas: Replicas | None, slice: str) -> ReplicaBlock:
     """Returns the block of an array on a slice."""
     if replicas is None or replicas.split is None:
-        return WHOLE
+        return WHOLE_ARRAY
     replica = next(n for n, names in zip(replicas.numbers, replicas.slices, strict=True) if slice in names)
     return ReplicaBlock(replica, replicas.count, replicas.split)
 

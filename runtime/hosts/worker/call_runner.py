@@ -72,7 +72,7 @@ class CallContext:
     Attributes:
       results: the arrays that the function has to return.
       shardings: the sharding of each.
-      kept: objects that calls of the same client have kept on this host, by name; they may remove them.
+      objects: objects that calls of the same client keep on this host, by name; they may remove them.
       find: finds functions by name, in the modules of the client.
       about: the current operation, as the end of a phrase, for messages.
       value: a plain value that is sent back besides the arrays.
@@ -83,7 +83,7 @@ class CallContext:
     host: int
     results: Sequence[ResultArray]
     shardings: Sequence[NamedSharding]
-    kept: dict[str, Any]
+    objects: dict[str, Any]
     find: Callable[[str], Callable[..., Any]] = find_function
     about: str = ""
     value: Any = None
@@ -135,8 +135,8 @@ class CallRunner:
         self._modules = ClientModules()
         self._changed = threading.Condition()
         self._lanes: dict[int, collections.deque[_AcceptedCall]] = {}
-        # By client, see `CallContext.kept`.
-        self._kept: collections.defaultdict[int, dict[str, Any]] = collections.defaultdict(dict)
+        # By client, see `CallContext.objects`.
+        self._objects: collections.defaultdict[int, dict[str, Any]] = collections.defaultdict(dict)
         self.holding: list[_AcceptedCall] = []
 
     def accept(self, message: Call) -> None:
@@ -146,9 +146,9 @@ class CallRunner:
             self._store.add(message.first, [ELSEWHERE] * len(results))
             return
         self._store.promise(message.first, len(results))
-        arrays = [self._store.get_or_promise(kept.array) for kept in message.arrays]
+        arrays = [self._store.get_or_promise(argument.array) for argument in message.arrays]
         client = message.first >> SESSION_BITS
-        context = CallContext(self._host, results, (), self._kept[client], client=client)
+        context = CallContext(self._host, results, (), self._objects[client], client=client)
         call = _AcceptedCall(message, arrays, context)
         with self._changed:
             if arrays:
@@ -161,17 +161,15 @@ class CallRunner:
         start_thread(functools.partial(self._work, message.lane), "call")
 
     def release_client(self, client: int) -> None:
-        """Releases what calls of a client have kept; it is freed when the last running one has ended."""
-        self._kept.pop(client, None)
+        """Releases the objects of a client; they are freed when its last running call has ended."""
+        self._objects.pop(client, None)
 
     def wait_for(self, arrays: Sequence[Any]) -> None:
         """Waits until no call holds some arrays."""
-        wanted = {id(array) for array in arrays}
+        ids = {id(array) for array in arrays}
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    not any(id(_resolved(held)) in wanted for call in self.holding for held in call.arrays)
-                )
+                lambda: not any(id(_resolved(held)) in ids for call in self.holding for held in call.arrays)
             )
 
     def report(self) -> tuple[CallReport, ...]:
@@ -243,8 +241,8 @@ class CallRunner:
         call.context.find = functools.partial(self._find, message)
         is_ours = hasattr(function, _MARK)
         arrays = [
-            _argument(kept, _resolved(array), n, is_ours)
-            for n, (kept, array) in enumerate(zip(message.arrays, call.arrays, strict=True))
+            _argument(argument, _resolved(array), n, is_ours)
+            for n, (argument, array) in enumerate(zip(message.arrays, call.arrays, strict=True))
         ]
         args = plain.build(tree, arrays)
         results = message.results
@@ -295,7 +293,7 @@ def _resolved(array: Any) -> Any:
     return array.wait() if isinstance(array, PromisedArray) else array
 
 
-def _argument(kept: KeptArray, array: Any, n: int, is_ours: bool) -> Any:
+def _argument(record: KeptArray, array: Any, n: int, is_ours: bool) -> Any:
     if is_ours:
         return array
     if isinstance(array, FailedArray):
@@ -303,10 +301,10 @@ def _argument(kept: KeptArray, array: Any, n: int, is_ours: bool) -> Any:
     if array is ELSEWHERE:
         raise CallRefused("argument", f"array argument {n} is not on this host")
     try:
-        own = _own_block(array)
+        block = _own_block(array)
     except ValueError as error:
         raise CallRefused("argument", f"array argument {n}: {error}") from None
-    return own if kept.key is None else jax.random.wrap_key_data(own, impl=kept.key)
+    return block if record.key is None else jax.random.wrap_key_data(block, impl=record.key)
 
 
 def _own_block(array: jax.Array) -> jax.Array:
@@ -316,24 +314,24 @@ def _own_block(array: jax.Array) -> jax.Array:
     relative to their steps, and could deadlock.
 
     Raises:
-      ValueError: the shards of this host are no block of the array.
+      ValueError: the shards of this host are not a block of the array.
     """
     if array.is_fully_addressable:
         return array
-    whole, shards = array.sharding, array.addressable_shards
-    assert isinstance(whole, NamedSharding)
-    own = NamedSharding(whole.mesh.local_mesh, whole.spec, memory_kind=whole.memory_kind)
+    sharding, shards = array.sharding, array.addressable_shards
+    assert isinstance(sharding, NamedSharding)
+    local = NamedSharding(sharding.mesh.local_mesh, sharding.spec, memory_kind=sharding.memory_kind)
     rows = {shard.device: rows_of(shard.index, array.shape) for shard in shards}
     sides = (zip(*of_dim, strict=True) for of_dim in zip(*rows.values(), strict=True))
     block = tuple((min(starts), max(stops)) for starts, stops in sides)
     shape = shape_of(block)
-    expected = own.devices_indices_map(shape)
+    expected = local.devices_indices_map(shape)
     if any(rows_of(expected[device], shape) != rows_within(held, block) for device, held in rows.items()):
         raise ValueError(
-            f"the shards of {array.dtype}{list(array.shape)} on this host, by {whole.spec} of "
-            f"{dict(whole.mesh.shape)}, are no block of it"
+            f"the shards of {array.dtype}{list(array.shape)} on this host, by {sharding.spec} of "
+            f"{dict(sharding.mesh.shape)}, are not a block of it"
         )
-    return jax.make_array_from_single_device_arrays(shape, own, [shard.data for shard in shards])
+    return jax.make_array_from_single_device_arrays(shape, local, [shard.data for shard in shards])
 
 
 _NUMBERS = (np.bool_, np.integer, np.floating, np.complexfloating)
@@ -371,7 +369,7 @@ def _copy(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
-def _placed(where: str, value: Any, result: ResultArray, sharding: NamedSharding, is_ours: bool) -> Any:
+def _placed(name: str, value: Any, result: ResultArray, sharding: NamedSharding, is_ours: bool) -> Any:
     """Returns a value that a function returned for an array, in the sharding of that array.
 
     Raises:
@@ -389,10 +387,10 @@ def _placed(where: str, value: Any, result: ResultArray, sharding: NamedSharding
         # Copy: the function may reuse the memory.
         data = numpy_of(value, dtype)
     except Exception as error:
-        raise CallRefused("result", f"{where} is not an array: {error}") from None
+        raise CallRefused("result", f"{name} is not an array: {error}") from None
     expected = f"expected {dtype}{list(result.shape)}"
     if data.dtype != dtype:
-        raise CallRefused("result", f"{where} is {data.dtype}{list(data.shape)}: {expected}")
+        raise CallRefused("result", f"{name} is {data.dtype}{list(data.shape)}: {expected}")
     try:
         # Without x64 JAX would narrow 64-bit elements.
         with jax.enable_x64(True):
@@ -400,7 +398,7 @@ def _placed(where: str, value: Any, result: ResultArray, sharding: NamedSharding
     except Exception:
         raise CallRefused(
             "result",
-            f"{where} is {data.dtype}{list(data.shape)}: {expected}, or the block of it on this host",
+            f"{name} is {data.dtype}{list(data.shape)}: {expected}, or the block of it on this host",
         ) from None
     return array
 
@@ -434,8 +432,8 @@ def _sendable(text: str) -> str:
 def _traceback(error: BaseException) -> str:
     """Returns the traceback of an error, from the first frame on that is outside this package."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = next((n for n, frame in enumerate(frames) if not frame.filename.startswith(PACKAGE_FOLDERS)), 0)
-    text = "".join(traceback.format_list(frames[own:]))
+    first = next((n for n, frame in enumerate(frames) if not frame.filename.startswith(PACKAGE_FOLDERS)), 0)
+    text = "".join(traceback.format_list(frames[first:]))
     return text if len(text) <= _MAX_TRACEBACK_CHARACTERS else f"...\n{text[-_MAX_TRACEBACK_CHARACTERS:]}"
 
 

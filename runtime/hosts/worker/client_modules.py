@@ -44,7 +44,7 @@ class _SavedModules:
 
 
 class ClientModules:
-    """Modules of all clients, with those of the current one in `sys.modules`."""
+    """Modules of all clients; only the modules of the current client are in `sys.modules`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,9 +66,9 @@ class ClientModules:
           ImportError: it cannot be imported.
         """
         with self._lock:
-            wanted = [*path, *(own for own in self._own_path if own not in path)]
-            if wanted != sys.path:
-                sys.path[:] = wanted
+            search_path = [*path, *(folder for folder in self._own_path if folder not in path)]
+            if search_path != sys.path:
+                sys.path[:] = search_path
                 importlib.invalidate_caches()
             self._switch_to(client, edition)
             name = function.partition(":")[0]
@@ -82,15 +82,15 @@ class ClientModules:
             if self._current is not None:
                 self._clients[self._current].aside = self._taken_out()
             self._current = client
-            own = self._clients.setdefault(client, _SavedModules(edition, {}))
-            sys.modules.update(own.aside)
-            own.aside = {}
+            saved = self._clients.setdefault(client, _SavedModules(edition, {}))
+            sys.modules.update(saved.aside)
+            saved.aside = {}
             self._clients.move_to_end(client)
             while len(self._clients) > _MAX_CLIENTS:
                 self._clients.popitem(last=False)
-        own = self._clients[client]
-        if edition > own.edition:
-            own.edition = edition
+        saved = self._clients[client]
+        if edition > saved.edition:
+            saved.edition = edition
             self._taken_out()
 
     def _drop_if_elsewhere(self, name: str) -> None:
@@ -105,14 +105,14 @@ class ClientModules:
 
     def _taken_out(self) -> dict[str, types.ModuleType]:
         """Removes the modules of the current client from `sys.modules`, and returns them."""
-        own = {
+        modules = {
             name: module
             for name, module in [*sys.modules.items()]
             if name not in self._fixed and is_of_user(module)
         }
-        for name in own:
+        for name in modules:
             sys.modules.pop(name, None)
-        return own
+        return modules
 
 
 def is_of_user(module: Any) -> bool:

@@ -28,5 +28,5 @@ def memory_of(size: int) -> np.ndarray[Any, Any]:
         return block[-block.ctypes.data % _ALIGNMENT :][:size]
     mapped = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapped.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(mapped, np.uint8)
-    return whole[-whole.ctypes.data % _HUGE :][:size]
+    memory = np.frombuffer(mapped, np.uint8)
+    return memory[-memory.ctypes.data % _HUGE :][:size]

@@ -62,7 +62,7 @@ class Probes:
         self._on_found = on_found
         self._deadline = deadline
         self._pause = min(_PAUSE, deadline / 4)
-        self._known: dict[int, str] = {}
+        self._addresses: dict[int, str] = {}
         self._services: dict[str, Callable[[Connection[Any]], None]] = {}
         self._lock = threading.Lock()
         self._server = server
@@ -78,8 +78,8 @@ class Probes:
           peers: the addresses of their `Probes`, by host number; a new address replaces that of a host.
         """
         with self._lock:
-            new = peers.items() - self._known.items()
-            self._known.update(new)
+            new = peers.items() - self._addresses.items()
+            self._addresses.update(new)
         for host, address in new:
             # Each side pings on a connection of its own: a ping from a peer does not show that our messages
             # reach it.
@@ -114,7 +114,7 @@ class Probes:
     def close(self) -> None:
         """Stops to ping peers and to accept their connections."""
         with self._lock:
-            self._known.clear()
+            self._addresses.clear()
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -150,7 +150,7 @@ class Probes:
                 time.sleep(self._pause)
 
     def _watches(self, host: int, address: str) -> bool:
-        return self._known.get(host) == address
+        return self._addresses.get(host) == address
 
     def _connect(self, host: int, address: str) -> Connection[Any]:
         """Connects to a peer.

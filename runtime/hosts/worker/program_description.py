@@ -32,8 +32,8 @@ def memory_of(executable: Executable, positions: Sequence[int]) -> StepMemory:
         count = shard_bytes(port.type.shape, jax.numpy.dtype(port.type.dtype).itemsize, port.sharding)
         results.append((position, numbers[port.slice], count))
     for port in (*executable.inputs, *executable.outputs):
-        own: Any = port.sharding.addressable_devices
-        devices[port.slice] = tuple(sorted(device.id for device in own))
+        local: Any = port.sharding.addressable_devices
+        devices[port.slice] = tuple(sorted(device.id for device in local))
     allocated, temporaries = [], []
     for of_slice in analysis.values():
         new = max(of_slice.output_size_in_bytes - of_slice.alias_size_in_bytes, 0)
@@ -63,8 +63,8 @@ def describe(request: int, executable: Executable | None, *, text: bool) -> Iter
     analysis = analyze(executable.plan, stats_of(executable.executables))
     memory = {name: dataclasses.astuple(of_slice) for name, of_slice in analysis.items()}
     flops = tuple((*pair, flops_of(loaded)) for pair, loaded in executable.executables.items())
-    whole = device_text(executable.executables) if text else ""
-    pieces = [whole[n : n + _CHARACTERS] for n in range(0, len(whole), _CHARACTERS)]
+    modules = device_text(executable.executables) if text else ""
+    pieces = [modules[n : n + _CHARACTERS] for n in range(0, len(modules), _CHARACTERS)]
     yield Described(request, memory, flops, "", not pieces, None)
     for n, piece in enumerate(pieces, 1):
         yield Described(request, {}, (), piece, n == len(pieces), None)

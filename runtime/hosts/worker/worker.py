@@ -63,9 +63,9 @@ class WorkerProgram:
     Attributes:
       executable: the function.
       target: the target that its sends and receives are bound to.
-      inputs: the indices of its arguments among those of the island's program; None for all.
+      inputs: the indices of its arguments among the arguments of the island's program; None for all.
       donated: the indices of donated arguments among its own.
-      outputs: the index of each of its results among those of the island's program.
+      outputs: the index of each of its results among the results of the island's program.
       count: number of results of the island's program.
       runs_with_failed: whether it runs also if an argument failed, which it gets as a `FailedArray`.
       operands: number of operands of the island's program, if an extension has loaded it.
@@ -84,7 +84,7 @@ class WorkerProgram:
     memory: m.StepMemory | None = None
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
-        """Returns the results of the island's program, with `ELSEWHERE` for those of other hosts."""
+        """Returns the results of the island's program, with `ELSEWHERE` for results of other hosts."""
         if self.inputs is None:
             return list(arrays)
         results = [ELSEWHERE] * self.count
@@ -96,7 +96,7 @@ class WorkerProgram:
 class Worker:
     """State of a worker, and the threads that serve the controller.
 
-    An extension adds to `handlers` what handles its own messages, and to `releases`.
+    An extension adds handlers of its own messages to `handlers`, and may add to `releases`.
 
     Args:
       config: its configuration.
@@ -110,8 +110,8 @@ class Worker:
       current: the step that was issued last, or is being issued; the dispatch thread sets it.
       loaders: the loaders of programs of extensions, by the kinds of `LoadForeign`; each returns the program,
         if any, and facts for the controller.
-      handlers: for each channel the handlers of its messages. Those of `steps` run in the dispatch thread.
-      releases: functions that free what is kept for a client, by its number, when it disconnects.
+      handlers: for each channel the handlers of its messages. Handlers of `steps` run in the dispatch thread.
+      releases: functions that free the state of a client, by its number, when it disconnects.
     """
 
     def __init__(
@@ -325,12 +325,12 @@ class Worker:
             plans = host_plans_of(
                 module, message.name, Stored.of(message.computations, message.constants), proved=True
             )
-        whole = plan = plans[message.island]
+        island_plan = plan = plans[message.island]
         inputs: tuple[int, ...] | None = None
         outputs: tuple[int, ...] = ()
         if len(self.island) > 1:
-            own = cut_host_program(whole, message.owners, self.host, message.crossing)
-            plan, inputs, outputs = own.plan, own.inputs, own.outputs
+            host_program = cut_host_program(island_plan, message.owners, self.host, message.crossing)
+            plan, inputs, outputs = host_program.plan, host_program.inputs, host_program.outputs
         # Only where it is needed, because it imports scipy.
         if any(b"lapack_" in code for code in _code(message)):
             pjrt.initialize_lapack()
@@ -375,7 +375,7 @@ class Worker:
         )
         if inputs is None:
             outputs = tuple(range(len(executable.outputs)))
-        count = sum(len(result.slots) for result in whole.results)
+        count = sum(len(result.slots) for result in island_plan.results)
         passed = [argument for argument in plan.arguments if argument.constant is None]
         donated = tuple(n for n, port in enumerate(executable.inputs) if passed[port.number].donated)
         return WorkerProgram(message.name, executable, targets[0], inputs, donated, outputs, count)
@@ -465,7 +465,7 @@ class Worker:
             self.send_done(run, error, failed)
 
     def wait_for(self, program: WorkerProgram, results: list[Any]) -> dict[int, str]:
-        """Waits for the results of a program; returns the errors of those that failed, by their positions."""
+        """Waits for the results of a program; returns the errors of failed results, by their positions."""
         failed = {}
         for position, array in enumerate(results):
             try:

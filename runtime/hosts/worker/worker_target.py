@@ -264,16 +264,19 @@ class WorkerTarget(LocalTarget):
         if not size:
             return lambda arrays: None
         copies = self._copier(send) if send.copy else None
-        picks = [(self._send_offset(send, host), own) for host, own in self._picks(send).items()]
+        picks = [
+            (self._send_offset(send, host), shards_of_host)
+            for host, shards_of_host in self._picks(send).items()
+        ]
 
         def offer(arrays: Arrays) -> None:
             if copies is not None:
                 arrays = copies(arrays)
             shards = [read(array) for read, array in zip(readers, arrays, strict=True)]
             self._sent.add(send.index)
-            for offset, own in picks:
+            for offset, shards_of_host in picks:
                 self._peers.server.await_pull(
-                    self._first + offset, [shards[operand][device] for operand, device in own]
+                    self._first + offset, [shards[operand][device] for operand, device in shards_of_host]
                 )
 
         return offer
@@ -341,9 +344,9 @@ class WorkerTarget(LocalTarget):
         owners = self._owners[receive.src]
         targets = self._owners[receive.dst]
         routes = routes_of(receive, len(targets))
-        own = [source for target, _, source in routes if targets[target] == self._host]
+        shards_of_host = [source for target, _, source in routes if targets[target] == self._host]
         shards: dict[int, list[int]] = {}
-        for n, source in enumerate(own):
+        for n, source in enumerate(shards_of_host):
             shards.setdefault(owners[source], []).append(n)
         return shards
 
@@ -371,14 +374,14 @@ class WorkerTarget(LocalTarget):
         """Returns a function that sends errors in place of arrays."""
         devices = self._devices[send.src]
         shapes = {
-            host: [self._shape(send.operands[operand], devices[device]) for operand, device in own]
-            for host, own in self._picks(send).items()
+            host: [self._shape(send.operands[operand], devices[device]) for operand, device in shards_of_host]
+            for host, shards_of_host in self._picks(send).items()
         }
 
         def offer(error: str) -> None:
-            for host, own in shapes.items():
-                if sum(math.prod(shape.shape) for shape in own):
-                    arrays = [transfer.error_array(shape, error) for shape in own]
+            for host, shards_of_host in shapes.items():
+                if sum(math.prod(shape.shape) for shape in shards_of_host):
+                    arrays = [transfer.error_array(shape, error) for shape in shards_of_host]
                     number = self._first + self._send_offset(send, host)
                     self._peers.server.await_pull(number, arrays)
 

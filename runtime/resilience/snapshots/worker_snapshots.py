@@ -445,7 +445,7 @@ def map_blocks(*, run: RunName, key: Version, save: BlockName, blocks: list[Bloc
       blocks: the names of the blocks, in order.
     """
     stored = _run(run).read(VersionKey(*key), blocks)
-    context().kept[save] = [stored[name].data for name in blocks]
+    context().objects[save] = [stored[name].data for name in blocks]
 
 
 @_for_clients
