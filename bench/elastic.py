@@ -72,7 +72,7 @@ class StateTimers(DeviceTimers):
         )
         self.submit(step, seconds)
         if client in self._last:
-            free = OrderedRequest(client, island, (self._last[client],), what=free_of)
+            free = OrderedRequest(client, island, (self._last[client],), context=free_of)
             self.handle(WorkSubmitted(free))
         self._last[client] = number
 

@@ -144,7 +144,7 @@ class ClusterFile(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ConfigurationError(ValueError):
-    """Error of a configuration file; its message names the file, the key and what is expected."""
+    """Error of a configuration file; its message names the file, the key and the expected value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,23 +263,23 @@ def _rules(file: ClusterFile) -> SharingRules:
 
 
 def _limits(file: ClusterFile) -> tuple[DeviceLimits | None, ...]:
-    """Returns the memory of the devices of each island; of joined ones, that of the first table."""
+    """Returns the memory of the devices of each island; of a joined island, the memory of its first table."""
     limits: list[DeviceLimits | None] = []
     joined: set[str] = set()
     for n, table in enumerate(file.islands or ()):
-        where = f"islands[{n}]"
-        memory = _bytes(f"{where}.device_memory", table.device_memory)
-        pool = _bytes(f"{where}.pool", table.pool)
+        key = f"islands[{n}]"
+        memory = _bytes(f"{key}.device_memory", table.device_memory)
+        pool = _bytes(f"{key}.pool", table.pool)
         if pool is not None and memory is None:
-            raise ConfigurationError(f"{where}.pool: expected device_memory beside it")
+            raise ConfigurationError(f"{key}.pool: expected device_memory beside it")
         if memory is not None and pool is not None and pool >= memory:
-            raise ConfigurationError(f"{where}.pool: expected less than device_memory")
-        own = None if memory is None else DeviceLimits(memory, memory // 4 if pool is None else pool)
+            raise ConfigurationError(f"{key}.pool: expected less than device_memory")
+        limit = None if memory is None else DeviceLimits(memory, memory // 4 if pool is None else pool)
         if table.joined is None:
-            limits += [own] * table.count
+            limits += [limit] * table.count
         elif table.joined not in joined:
             joined.add(table.joined)
-            limits.append(own)
+            limits.append(limit)
     return tuple(limits)
 
 

@@ -186,8 +186,8 @@ class ControlRequestHandler:
             arrays, size = report.report.clients.get(client.number, (0, 0))
             programs = [*client.programs.values()]
             names = [p.hosted.name for p in programs if host.index in p.hosted.host_numbers]
-            steps = tuple(step for step in report.report.steps if client.owns(step.run))
-            calls = tuple(call for call in report.report.calls if client.owns(call.number))
+            steps = tuple(step for step in report.report.steps if client.has_number(step.run))
+            calls = tuple(call for call in report.report.calls if client.has_number(call.number))
             return Report(request.request, HostReport(arrays, size, tuple(sorted(names)), steps, calls))
 
         self._relay(host, RelayedRequest(client, request.request, translate), lambda n: RequestReport(n))
@@ -258,9 +258,9 @@ class ControlRequestHandler:
         )
         # Each host with devices of the program knows all operands and results; the others know their numbers.
         donated = {operand for reply in replies for operand in reply.donated}
-        where = gang.location(_ANYWHERE)
-        inputs = tuple(HostPort(n, where, n in donated) for n in range(replies[0].operands))
-        outputs = tuple(HostPort(n, where) for n in range(replies[0].results))
+        location = gang.location(_ANYWHERE)
+        inputs = tuple(HostPort(n, location, n in donated) for n in range(replies[0].operands))
+        outputs = tuple(HostPort(n, location) for n in range(replies[0].results))
         island = gang.number
         hosted = HostedProgram(number, message.name, (gang,), {island: inputs}, {island: outputs})
         hosted = dataclasses.replace(hosted, memory=tuple(reply.memory for reply in replies))
@@ -301,14 +301,14 @@ class ControlRequestHandler:
         """Returns why no step of a program ever fits an island; None if one may."""
         quota = self._quota_of(client)
         most = limits.memory - limits.pool if quota is None else quota
-        for counts, limit, what, name in (
+        for counts, limit, purpose, name in (
             (need.temporaries, limits.pool, "temporaries", "pool"),
             (need.allocated, most, "results", f"quota of {client}"),
         ):
             count = max((number for _, number in counts), default=0)
             if count > limit:
                 return (
-                    f"needs {size(count)} for {what} on a device of {gang.name}, more than the {name}, "
+                    f"needs {size(count)} for {purpose} on a device of {gang.name}, more than the {name}, "
                     f"{size(limit)}: it cannot run there"
                 )
         return None

@@ -263,24 +263,24 @@ def _bound_socket(
     Raises:
       HostStartError: the socket cannot be bound.
     """
-    where = str(folder.socket) if listen is None else listen
-    if isinstance(where, str) and len(os.fsencode(where)) > _MAX_SOCKET_PATH:
+    address = str(folder.socket) if listen is None else listen
+    if isinstance(address, str) and len(os.fsencode(address)) > _MAX_SOCKET_PATH:
         raise HostStartError(
-            f"{where} is too long for the path of a socket ({_MAX_SOCKET_PATH} bytes at most): set"
+            f"{address} is too long for the path of a socket ({_MAX_SOCKET_PATH} bytes at most): set"
             " PW_CLUSTERS to a shorter one, or listen to an address and a port"
         )
-    with socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET) as server:
+    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as server:
         try:
             if listen is not None:
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(where)
+            server.bind(address)
         except OSError as error:
-            raise HostStartError(f"cannot listen at {shown(where)}: {error.strerror or error}") from None
+            raise HostStartError(f"cannot listen at {shown(address)}: {error.strerror or error}") from None
         if listen is not None:
-            address, port = server.getsockname()
+            host, port = server.getsockname()
             # The address for clients on this machine; remote ones know by which address they reach it.
-            where = ("127.0.0.1" if address == "0.0.0.0" else listen[0], port)
-        yield server, where
+            address = ("127.0.0.1" if host == "0.0.0.0" else listen[0], port)
+        yield server, address
 
 
 def _admits(service: SharedService) -> Callable[[Purpose], bool]:
@@ -323,7 +323,7 @@ def _handle_request(
 
     Raises:
       ConnectionEnded: the connection was closed.
-      MessageError: the message is no request.
+      MessageError: the message is not a request.
     """
     if (why := _why_denied(request, handshake)) is not None:
         connection.send(AdminDenied(why))

@@ -102,10 +102,16 @@ def start_fetch(
     request = core.request([fetch.host.index], ClientFetch(client, fetch))
     fetch.number = request.number
     client.fetches[request.number] = fetch
-    wanted = fetch.fetch
+    request_of_client = fetch.fetch
     try:
         fetch.host.steps.send(
-            Fetch(request.number, wanted.array, wanted.devices, wanted.size, min(wanted.size, FIRST_BYTES))
+            Fetch(
+                request.number,
+                request_of_client.array,
+                request_of_client.devices,
+                request_of_client.size,
+                min(request_of_client.size, FIRST_BYTES),
+            )
         )
     except ConnectionEnded as error:
         lose(fetch.host, error)

@@ -289,13 +289,13 @@ class Service:
         if self._ended.is_set():
             return take()
         changes: tuple[AccountRecord, ...] | None = None
-        taken: queue.SimpleQueue[tuple[AccountRecord, ...]] = queue.SimpleQueue()
-        self._loop.post(lambda: taken.put(take()))
+        replies: queue.SimpleQueue[tuple[AccountRecord, ...]] = queue.SimpleQueue()
+        self._loop.post(lambda: replies.put(take()))
         while changes is None:
             # Nobody else would get the changes of a dispatch thread that is late.
             has_ended = self._ended.is_set()
             try:
-                changes = taken.get(timeout=REPORT_SECONDS)
+                changes = replies.get(timeout=REPORT_SECONDS)
             except queue.Empty:
                 changes = take() if has_ended else None
         return changes
@@ -322,11 +322,11 @@ class Service:
 
         def collect() -> list[ClientStatus]:
             clients = []
-            for known in self._scheduler.clients.values():
-                client = self._admission.clients[known.number]
-                own = slices.get(client, ())
+            for scheduled in self._scheduler.clients.values():
+                client = self._admission.clients[scheduled.number]
+                of_client = slices.get(client, ())
                 quota = self._scheduler.memory.quota_of(client.name)
-                clients.append(client_status(client, known, own, self._pool.gangs, reports, quota))
+                clients.append(client_status(client, scheduled, of_client, self._pool.gangs, reports, quota))
             return clients
 
         clients: list[ClientStatus] = self._compute(collect, [])
@@ -486,17 +486,17 @@ class Service:
         """Sends a request that the scheduler has dispatched to its hosts."""
         self._free(dispatch.item.island, dispatch.frees)
         client = self._admission.clients.get(dispatch.item.client)
-        what = dispatch.item.what
-        if client is None or what is None:
+        request = dispatch.item.context
+        if client is None or request is None:
             return
-        if isinstance(what, ServedCall):
+        if isinstance(request, ServedCall):
             denied = None if dispatch.denied is None else failed(dispatch.denied)
-            self._calls.send(what, denied or dispatch.why)
-        elif isinstance(what, ServedTrace):
-            self._traces.change(what.host, client.number, what.message)
+            self._calls.send(request, denied or dispatch.why)
+        elif isinstance(request, ServedTrace):
+            self._traces.change(request.host, client.number, request.message)
         else:
             missing = None if dispatch.has_arguments else dispatch.denied or "the array does not exist"
-            start_fetch(self._core, client, what, missing=missing, lose=self._listener.lose)
+            start_fetch(self._core, client, request, missing=missing, lose=self._listener.lose)
 
     def _refuse(self, step: ServedStep, why: Failure) -> None:
         step.served.queued -= 1
@@ -522,11 +522,11 @@ class Service:
             self._control_requests.on_clock(host, message)
             return
         for number, relayed in self._traces.route((host.index, start), message):
-            known = self._admission.clients.get(number)
+            client = self._admission.clients.get(number)
             # A client gets the times of its own programs only.
-            if known is None or (isinstance(relayed, RunTimes) and relayed.program not in known.programs):
+            if client is None or (isinstance(relayed, RunTimes) and relayed.program not in client.programs):
                 continue
-            known.watch.send(FromHost(host.index, start, relayed))
+            client.watch.send(FromHost(host.index, start, relayed))
 
     # Clients.
 
@@ -568,7 +568,7 @@ class Service:
         # From here on it gets the notices of all changes.
         client.is_joined = True
         arrays = IncomingArrays(
-            client.owns,
+            client.has_number,
             self._pool,
             lambda gang, number, count: self._post_event(
                 ArrayArrived(client.number, *gang.life.key, number, count)

@@ -118,13 +118,13 @@ class StepReports:
             self._report(step)
 
     def report_settled(self) -> None:
-        """Reports the steps whose results cannot be spoiled any more, and those whose results are."""
+        """Reports the steps whose results cannot be spoiled any more, and the steps with spoiled results."""
         if not self._unsettled:
             return
-        kept = []
+        unsettled = []
         for step in self._unsettled:
             if not step.is_settled():
-                kept.append(step)
+                unsettled.append(step)
                 continue
             try:
                 step.check_spoiled()
@@ -134,7 +134,7 @@ class StepReports:
                 self._send(step.owner, Indeterminate(step.number, RemoteError(spoiled.kind.__name__, text)))
                 continue
             self._report(step)
-        self._unsettled = kept
+        self._unsettled = unsettled
 
     def _report(self, step: ServedStep) -> None:
         """Reports the failures and the completions of a step that its client does not know yet."""

@@ -337,7 +337,7 @@ class SimulatedSessions(SimulatedClients):
         """Waits until a request is dispatched; returns None when its session ends before."""
         pending = _PendingDispatch(begin)
         self._pending[item.client].append(pending)
-        self.cluster.schedule(WorkSubmitted(dataclasses.replace(item, what=pending)))
+        self.cluster.schedule(WorkSubmitted(dataclasses.replace(item, context=pending)))
         yield lambda: pending.dispatch is not None or pending.has_ended
         self._pending[item.client].remove(pending)
         return pending.dispatch
@@ -348,9 +348,9 @@ class SimulatedSessions(SimulatedClients):
                 self._issue(step)
             case DispatchRequest(item, frees):
                 self._free(item.island, frees)
-                if item.what is not None:
-                    item.what.begin(effect)
-                    item.what.dispatch = effect
+                if item.context is not None:
+                    item.context.begin(effect)
+                    item.context.dispatch = effect
             case RefuseStep(_SubmittedStep() as step, why):
                 step.has_ended = True
                 assert "is leaving: drained" not in why or self._is_over(why), f"{step}: {why}"

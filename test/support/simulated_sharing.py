@@ -392,7 +392,7 @@ class SimulatedSharing:
             client.held[island] = [array for array in client.held[island] if array not in frees]
             sent = frozenset(self.sent.intersection(frees))
             self.submit_in_order(
-                client, OrderedRequest(client.number, island, frees, (), (), sent, what=object())
+                client, OrderedRequest(client.number, island, frees, (), (), sent, context=object())
             )
         elif what < 0.4:
             island = self.chance.choice(alive)
@@ -409,7 +409,7 @@ class SimulatedSharing:
                 *(client.number, island, (), arguments, results, sent, is_call),
                 use=uses[island] if is_call else None,
                 moved=moved,
-                what=object(),
+                context=object(),
             )
             self.submit_in_order(client, request)
         else:
@@ -565,7 +565,7 @@ class SimulatedSharing:
                     self.arrays[n].update(step.results[n])
                     self.queues[n].append(step)
             case DispatchRequest(item, frees, has_arguments):
-                is_early = item.what is None
+                is_early = item.context is None
                 if not is_early:
                     self.pop(self.clients[item.client], item.island, item)
                 if self.memory is not None:
@@ -625,7 +625,7 @@ class SimulatedSharing:
             sent = self.sent.intersection([array])
             self.submit_in_order(
                 client,
-                OrderedRequest(client.number, island, (array,), sent=frozenset(sent), what=object()),
+                OrderedRequest(client.number, island, (array,), sent=frozenset(sent), context=object()),
             )
         self.handle(MemoryCollected(client.number))
 

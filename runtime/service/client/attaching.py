@@ -37,14 +37,14 @@ class Attachment:
     """Service and name of a client.
 
     Attributes:
-      where: the name of the cluster, or the address of its service.
+      cluster: the name of the cluster, or the address of its service.
       token: the path of the token; None for the one in the folder of the cluster.
 
     Raises:
       ValueError: the name of the client is invalid.
     """
 
-    where: str
+    cluster: str
     client: str
     token: str | None = None
 
@@ -52,18 +52,18 @@ class Attachment:
         check_name(self.client, "a client")
 
 
-def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] | None) -> Attachment:
+def attachment_of(cluster: str, client: str | None, token: str | os.PathLike[str] | None) -> Attachment:
     """Returns the attachment that a user requests.
 
     By default a client is named by its token, and with the token of a cluster by user and process id.
 
     Raises:
       TypeError: an argument has another type.
-      ValueError: the name is invalid, the token is that of another client, or other users can read it.
+      ValueError: the name is invalid, the token belongs to another client, or other users can read it.
       OSError: the token cannot be read.
     """
-    if not isinstance(where, str):
-        raise TypeError(f"connect: expected the name or the address of a cluster, got {where!r}")
+    if not isinstance(cluster, str):
+        raise TypeError(f"connect: expected the name or the address of a cluster, got {cluster!r}")
     if not isinstance(token, str | os.PathLike | None):
         raise TypeError(f"connect: token must be the path of a file, got {token!r}")
     path = None if token is None else absolute_path(token)
@@ -75,7 +75,7 @@ def attachment_of(where: str, client: str | None, token: str | os.PathLike[str] 
             f"{path} is a token of client {name!r}, not of {client!r}: "
             f"connect as {name!r}, or use a token of {client!r}"
         )
-    return Attachment(where, client, path)
+    return Attachment(cluster, client, path)
 
 
 def _user() -> str:
@@ -105,13 +105,13 @@ def attach(attachment: Attachment) -> RemoteSession:
       OSError: the token cannot be read.
       ValueError: other users can read the token.
     """
-    address, credentials = find_service(attachment.where, attachment.token)
+    address, credentials = find_service(attachment.cluster, attachment.token)
     return attach_at(address, credentials.secret, attachment)
 
 
 def attach_at(address: Address, secret: bytes, attachment: Attachment) -> RemoteSession:
     """Opens a session as `attach` does, with a service whose address and secret are known."""
-    service = f"the service of {attachment.where}"
+    service = f"the service of {attachment.cluster}"
     connections = {}
     number = 0
     try:
@@ -134,4 +134,4 @@ def attach_at(address: Address, secret: bytes, attachment: Attachment) -> Remote
         if isinstance(error, ConnectionEnded | MessageError):
             raise HostError(f"{service} rejects this process: {error}") from None
         raise
-    return RemoteSession(AttachedService(attachment.where, connections), admitted)
+    return RemoteSession(AttachedService(attachment.cluster, connections), admitted)

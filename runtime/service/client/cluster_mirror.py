@@ -1,7 +1,7 @@
 """State of a cluster as a client of a service knows it.
 
-The service decides about islands; a client follows. The client's own steps are `records.step.Step`s as those
-of a process with workers of its own, so that failures and what they spoil are reported the same way.
+The service decides about islands; a client follows. The client's steps are `records.step.Step`s, as in a
+process with its own workers, so that failures and the results that they spoil are reported the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathways.runtime.control.records.events import GangClosed, GangKey, ReplyRe
 from pathways.runtime.control.stalls import Stalls
 
 SERVICE = -1
-"""The number of the service itself in requests, beside those of hosts."""
+"""The number of the service itself in requests, beside the numbers of hosts."""
 
 _ANY = 1 << 60
 """Limit of steps in flight on an island: none, since the service limits them."""

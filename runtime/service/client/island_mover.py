@@ -1,8 +1,8 @@
-"""Move of a client off an island that is drained: its slices, programs and arrays, while its steps go on.
+"""Move of a client off an island that is drained: its slices, programs and arrays, while its steps continue.
 
 Programs are compiled for the new devices, and arrays are copied, beside the steps. Then, between two steps,
-slices and programs are switched, and the arrays are copied that are new since. A copy on the island is freed
-when the new one is there, so that nothing is lost where a move fails.
+slices and programs are switched, and arrays that are new since are copied. A copy on the island is freed
+when the new copy is ready, so that nothing is lost if a move fails.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class IslandMover:
         """Returns the new devices of the slices that move now."""
         bindings = self._slices.bindings_of(self._positions)
         if self._session.is_leave_delayed(self._gang):
-            # Training that goes on with fewer replicas does so by itself.
+            # Training continues with fewer replicas by itself.
             return {slice: each for slice, each in bindings.items() if slice.device_set.replicas == 1}
         return bindings
 
@@ -148,17 +148,17 @@ class IslandMover:
             return [program for program in self._session.programs if program.runs_on(self._gang)]
 
     def _arrays(self) -> Iterator[tuple[Array, Location]]:
-        """Yields the arrays on the island whose values are no errors, each with its location there."""
+        """Yields the arrays on the island whose values are not errors, each with its location there."""
         gang = self._gang
         for pending in (gang.life.unused, *list(gang.unused.values())):
             for holder, number in pending.holders():
                 if isinstance(holder, Array) and number not in self._failed:
-                    for where, own in list(holder.copies.items()):
-                        if own == number and where.gang is gang:
-                            yield holder, where
+                    for location, copy_number in list(holder.copies.items()):
+                        if copy_number == number and location.gang is gang:
+                            yield holder, location
 
     def _copy_ahead(self) -> None:
-        """Copies the arrays that are there now, while steps go on.
+        """Copies the arrays that are on the island now, while steps continue.
 
         Afterwards the programs that copy them are loaded, idle arrays need no copy, and there is memory.
 
@@ -166,10 +166,10 @@ class IslandMover:
           HostError: an array cannot be copied; all are where they were.
         """
         copied = []
-        for array, where in list(self._arrays()):
+        for array, location in list(self._arrays()):
             with self._session.order:
-                if array.is_at(where) and (target := self._copy(array, where)) is not None:
-                    copied.append((array, where, target))
+                if array.is_at(location) and (target := self._copy(array, location)) is not None:
+                    copied.append((array, location, target))
         try:
             self._await_copies(copied, frees=False)
         except HostError:
@@ -184,19 +184,19 @@ class IslandMover:
         The caller holds `order`, so that no step comes between the copies.
         """
         copied = []
-        for array, where in list(self._arrays()):
-            if (target := self._copy(array, where)) is not None:
+        for array, location in list(self._arrays()):
+            if (target := self._copy(array, location)) is not None:
                 # The next reader finds it there, and so does a slice by its devices.
                 array.prefer(target)
-                copied.append((array, where, target))
+                copied.append((array, location, target))
         return copied
 
-    def _copy(self, array: Array, where: Location) -> Location | None:
+    def _copy(self, array: Array, location: Location) -> Location | None:
         """Begins to copy an array, unless there is a copy; returns its new location, None if it stays.
 
         The caller holds `order`.
         """
-        target = self._targets.of(where)
+        target = self._targets.of(location)
         if target is None or array.is_at(target):
             return target
         try:
@@ -205,8 +205,8 @@ class IslandMover:
             if self._gang.is_lost() or target.gang.life.problem is not None:
                 raise
             # The step failed that computes it, whose error readers get from here on, too.
-            self._failed.add(array.copies[where])
-            where.unused.add(array.copies[where])
+            self._failed.add(array.copies[location])
+            location.unused.add(array.copies[location])
             return None
 
     def _leave(self) -> None:
@@ -260,7 +260,7 @@ class IslandMover:
           HostError: an array could not be copied; it is where it was.
         """
         session = self._session
-        for array, where, target in copied:
+        for array, location, target in copied:
             number, step = array.copies.get(target), array.step_at(target)
             # Otherwise it was deleted or donated meanwhile.
             if number is None:
@@ -272,14 +272,14 @@ class IslandMover:
                 if array.is_deleted():
                     continue
                 with session.order:
-                    is_spoiled = _has_failed(array, where)
-                    array.drop_copy(where if is_spoiled else target)
+                    is_spoiled = _has_failed(array, location)
+                    array.drop_copy(location if is_spoiled else target)
                 if not is_spoiled:
                     raise
                 continue
             if frees:
                 with session.order:
-                    array.drop_copy(where)
+                    array.drop_copy(location)
 
     def _report(self, *, is_over: bool = False, why: str = "") -> None:
         self._session.report_move(MoveReport(*self._gang.life.key, is_over, printable(why, MAX_REASON_CHARS)))
@@ -303,20 +303,20 @@ class ArrayTargets:
     ) -> None:
         self._pool = pool
         self._slices = slices
-        self._known: dict[Location, Location] = {}
+        self._new_locations: dict[Location, Location] = {}
         # By the ids of the old devices of a slice its new ones; None for a slice that stays.
         self._moves: dict[tuple[int, ...], Binding | None] = {}
         for slice, binding in slices.holders().items():
             if binding.island == gang.name and (slice in moving or _ids(binding) not in self._moves):
                 self._moves[_ids(binding)] = moving.get(slice)
 
-    def of(self, where: Location) -> Location | None:
+    def of(self, location: Location) -> Location | None:
         """Returns the new location of arrays at a location; None if they stay there with their slice."""
-        known = self._known.get(where)
+        target = self._new_locations.get(location)
         # The workers there may be lost, and others have taken their place.
-        if known is not None and not known.gang.is_lost():
-            return known
-        ids = where.placement.devices
+        if target is not None and not target.gang.is_lost():
+            return target
+        ids = location.placement.devices
         old = ids if ids in self._moves else next((o for o in self._moves if {*ids} <= {*o}), None)
         if old is None:
             # Its slice does not exist any more: a new one gets the devices.
@@ -329,17 +329,19 @@ class ArrayTargets:
             binding = moved
             new = dict(zip(old, binding.devices, strict=True))
         gang = self._pool.gangs[int(binding.island.removeprefix("island"))]
-        placement = msgspec.structs.replace(where.placement, devices=tuple(new[n].id for n in ids))
-        target = self._known[where] = gang.location(placement, where.block, is_private=where.is_private)
+        placement = msgspec.structs.replace(location.placement, devices=tuple(new[n].id for n in ids))
+        target = self._new_locations[location] = gang.location(
+            placement, location.block, is_private=location.is_private
+        )
         return target
 
 
-def _has_failed(array: Array, where: Location) -> bool:
+def _has_failed(array: Array, location: Location) -> bool:
     """Returns whether the value of an array is an error at a location."""
-    step = array.step_at(where)
+    step = array.step_at(location)
     try:
         if step is not None:
-            step.check([host.index for host in where.holders], array.copies.get(where))
+            step.check([host.index for host in location.holders], array.copies.get(location))
     except HostError:
         return True
     return False

@@ -99,7 +99,7 @@ class RemoteSession(HostSession):
         pool = WorkerPool([self._gang_of(number, island) for number, island in enumerate(facts)])
         self._listener = ServiceListener(shared, pool, service, self._gang_of)
         super().__init__(shared, pool, self._listener)
-        # In a thread: the listener must go on, and finalizers may wait for its locks.
+        # In a thread: the listener must continue, and finalizers may wait for its locks.
         self._listener.collect = functools.partial(start_thread, self._collect, "collect")
         self._listener.on_joined = self._extend_allocator
         shared.run_effect = self._run_effect
@@ -144,10 +144,10 @@ class RemoteSession(HostSession):
         self._notify_closed("belongs to the process that this one was forked from")
         self._service.leave()
 
-    def _notify_closed(self, how: str) -> None:
+    def _notify_closed(self, ending: str) -> None:
         # Before the loss of the service, so that errors are the same as with workers of this process.
-        self._core.handle(*(GangClosed(gang.key, how) for gang in self._mirror.gangs))
-        self._core.handle(ServiceLost(Failure(ClusterClosedError, f"{self._service} {how}")))
+        self._core.handle(*(GangClosed(gang.key, ending) for gang in self._mirror.gangs))
+        self._core.handle(ServiceLost(Failure(ClusterClosedError, f"{self._service} {ending}")))
 
     @override
     def load_foreign(
@@ -351,13 +351,13 @@ class RemoteSession(HostSession):
             self._listener.lose_service(error)
 
     def _sent_of(self, arrays: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Returns the numbers of those arrays that this client has put."""
-        known = self._sent
-        return tuple({number for own in arrays for number in own if number in known}) if known else ()
+        """Returns the numbers of the arrays that this client has put."""
+        sent = self._sent
+        return tuple({number for numbers in arrays for number in numbers if number in sent}) if sent else ()
 
     def _send_call(self, hosts: Sequence[WorkerHandle], call: Call) -> None:
         gang = hosts[0].gang
-        sent = self._sent_of([[kept.array for kept in call.arrays]])
+        sent = self._sent_of([[argument.array for argument in call.arrays]])
         numbers = tuple(host.index for host in hosts)
         submit = SubmitCall(gang.number, gang.life.key.start, numbers, call, sent)
         try:

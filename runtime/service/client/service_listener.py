@@ -88,7 +88,7 @@ class AttachedService:
             connection.close()
 
     def leave(self) -> None:
-        """Releases the connections in a forked process, for the parent process goes on with them."""
+        """Releases the connections in a forked process, since the parent process continues to use them."""
         for connection in self.connections.values():
             connection.detach()
 

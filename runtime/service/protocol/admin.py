@@ -205,7 +205,7 @@ def decode_handshake(body: bytes | bytearray) -> Handshake:
     """Decodes a message of a peer that is not authenticated yet.
 
     Raises:
-      MessageError: the bytes are no message of the handshake.
+      MessageError: the bytes are not a message of the handshake.
     """
     return decoded(_handshake, body)
 
@@ -214,7 +214,7 @@ def decode_from_admin(body: bytes | bytearray) -> FromAdmin:
     """Decodes a message of `pw-cluster` to a service.
 
     Raises:
-      MessageError: the bytes are no such message.
+      MessageError: the bytes are not such a message.
     """
     return decoded(_from_admin, body)
 
@@ -223,6 +223,6 @@ def decode_for_admin(body: bytes | bytearray) -> ToAdmin:
     """Decodes a message of a service to `pw-cluster`.
 
     Raises:
-      MessageError: the bytes are no such message.
+      MessageError: the bytes are not such a message.
     """
     return decoded(_to_admin, body)

@@ -221,11 +221,11 @@ def clusters() -> list[ClusterFolder]:
     return [cluster for cluster in map(ClusterFolder, names) if cluster.is_held()]
 
 
-def find_service(where: str, token: str | None = None) -> tuple[Address, Credentials]:
+def find_service(cluster: str, token: str | None = None) -> tuple[Address, Credentials]:
     """Returns the address where a service listens, and the credentials of a token.
 
     Args:
-      where: the name of a cluster of this user on this machine; or an address and a port, as in
+      cluster: the name of a cluster of this user on this machine; or an address and a port, as in
         `10.0.0.5:7070`, or the path of a socket.
       token: the path of a token, or of a copy; by default the one in the folder of the cluster.
 
@@ -234,12 +234,12 @@ def find_service(where: str, token: str | None = None) -> tuple[Address, Credent
       OSError: the token cannot be read.
       ValueError: other users may read the token, it is too short, or the name is not valid.
     """
-    place = where if "/" in where else address_of(where)
+    place = cluster if "/" in cluster else address_of(cluster)
     if place is not None:
         if token is None:
-            raise ValueError(f"{where}: expected token=, the path of a copy of the token of that cluster")
+            raise ValueError(f"{cluster}: expected token=, the path of a copy of the token of that cluster")
         return place, credentials_of(token)
-    folder = ClusterFolder(where)
+    folder = ClusterFolder(cluster)
     if not folder.is_held():
         raise HostError(_why_not_up(folder))
     folder.check()
@@ -260,25 +260,26 @@ def call_service(
       decode: decodes messages of the service.
 
     Raises:
-      HostError: it does not answer, has another secret, or is no service.
+      HostError: it does not answer, has another secret, or is not a service.
     """
-    where = f"the service at {shown(address)}"
+    service = f"the service at {shown(address)}"
     try:
         sock = connect_to(address, _HEARTBEAT)
     except OSError as error:
-        raise HostError(f"{where} does not answer: {error.strerror or error}") from None
+        raise HostError(f"{service} does not answer: {error.strerror or error}") from None
     try:
         return open_connection(sock, secret, purpose, decode)
     except NotAuthenticatedError:
         raise HostError(
-            f"{where} rejects this token: it belongs to another cluster, or was revoked"
+            f"{service} rejects this token: it belongs to another cluster, or was revoked"
         ) from None
     except ConnectionEnded as error:
         raise HostError(
-            f"{where} did not complete the handshake: {error}; is it stopped, or another version of pathways?"
+            f"{service} did not complete the handshake: {error}; is it stopped, or another version of "
+            "pathways?"
         ) from None
     except MessageError as error:
-        raise HostError(f"{where} is not the expected service: {error}") from None
+        raise HostError(f"{service} is not the expected service: {error}") from None
 
 
 def _why_not_up(folder: ClusterFolder) -> str:

@@ -1,8 +1,8 @@
 """Messages between a service and its clients.
 
 A client has the same three connections to the service as a worker to its controller. Its messages to a worker
-are wrapped in `ForHost`, and those of a worker to it in `FromHost`, with the client's numbers; a step is one
-message, `Submit`, which the service schedules among the steps of all clients.
+are wrapped in `ForHost`, and messages of a worker to it in `FromHost`, with the client's numbers. A step is
+one message, `Submit`, which the service schedules among the steps of all clients.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ReleaseArrays(m.Message, frozen=True):
 
     Attributes:
       start: as in `ForHost`.
-      sent: the numbers of those that the client has sent itself.
+      sent: the numbers of the arrays that the client has sent itself.
     """
 
     island: int
@@ -182,7 +182,7 @@ class RequestDevices(m.Message, frozen=True):
     """Request for devices of all slices of a program; the reply is `DevicesBound`.
 
     Attributes:
-      slices: its slices; those that have devices already keep them.
+      slices: its slices; a slice that has devices already keeps them.
     """
 
     request: int
@@ -251,7 +251,7 @@ class LoadForeignProgram(m.Message, frozen=True):
 
     Attributes:
       start: as in `ForHost`.
-      kind: as in `LoadForeign`, like those that follow.
+      kind: as in `LoadForeign`, like the fields that follow.
     """
 
     request: int

@@ -80,24 +80,24 @@ class IncomingPut:
         return not any(self.left.values())
 
 
-def shard_bytes(what: str, whole: Sequence[int], dtype: np.dtype[Any], layout: DeviceLayout) -> int:
+def shard_bytes(name: str, array_shape: Sequence[int], dtype: np.dtype[Any], layout: DeviceLayout) -> int:
     """Returns the size in bytes of each shard of an array.
 
     Args:
-      what: names the array, for messages.
-      whole: its shape.
+      name: names the array, for messages.
+      array_shape: its shape.
 
     Raises:
       MessageError: the shape or the layout is invalid.
     """
     sizes = dict(zip(layout.axis_names, layout.mesh, strict=True))
-    shape = list(whole)
+    shape = list(array_shape)
     if any(size < 0 for size in shape) or math.prod(shape) > _MAX_ELEMENTS or len(layout.dims) > len(shape):
-        raise MessageError(f"{what} has invalid shape {tuple(whole)}")
+        raise MessageError(f"{name} has invalid shape {tuple(array_shape)}")
     for dim, axes in enumerate(layout.dims):
         blocks = math.prod(sizes.get(axis, 0) for axis in axes)
         if not blocks or shape[dim] % blocks:
-            raise MessageError(f"{what} of shape {tuple(whole)} cannot be cut along {layout.dims}")
+            raise MessageError(f"{name} of shape {tuple(array_shape)} cannot be cut along {layout.dims}")
         shape[dim] //= blocks
     return math.prod(shape) * dtype.itemsize
 
@@ -106,7 +106,7 @@ class IncomingArrays:
     """Arrays that one client sends, which the thread that receives them relays to workers.
 
     Args:
-      owns: returns whether a number is of an array of the client.
+      is_of_client: returns whether a number is of an array of the client.
       pool: the workers.
       arrived: is called with the island, the number and the bytes of an array that was sent to its workers
         entirely.
@@ -117,7 +117,7 @@ class IncomingArrays:
 
     def __init__(
         self,
-        owns: Callable[[int], bool],
+        is_of_client: Callable[[int], bool],
         pool: WorkerPool,
         arrived: Callable[[HostGang, int, int], None],
         freed: Callable[[HostGang, int], None],
@@ -127,7 +127,7 @@ class IncomingArrays:
         self._admit = admit
         # The arrays that may not be sent, until the client frees them.
         self._denied: set[int] = set()
-        self._owns = owns
+        self._is_of_client = is_of_client
         self._pool = pool
         self._arrived = arrived
         self._freed = freed
@@ -193,7 +193,7 @@ class IncomingArrays:
                     host.arrays.send(Free((number,)))
 
     def _check_own(self, number: int) -> None:
-        if not self._owns(number):
+        if not self._is_of_client(number):
             raise MessageError(f"array {number} is not one of this client")
 
     def _announce(self, host: WorkerHandle, put: Put) -> None:

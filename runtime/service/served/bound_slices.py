@@ -88,9 +88,9 @@ class BoundSlices:
         """Returns the slices of a client on an island with their states, as in `slice s0 (moves)`."""
         with self._lock:
             bound, planned = self._manager.holders(), self._manager.planned()
-            own = [slice for (owner, _), slice in self._slices.items() if owner is client]
+            slices = [slice for (owner, _), slice in self._slices.items() if owner is client]
         states = []
-        for slice in own:
+        for slice in slices:
             if bound[slice].island != island:
                 continue
             is_pinned = slice.pinned is not None or slice.spec.island is not None
@@ -162,7 +162,7 @@ class BoundSlices:
         """Releases the devices of all slices of a client."""
         with self._lock:
             self._slices = {key: slice for key, slice in self._slices.items() if key[0] is not client}
-            self._sets = {key: known for key, known in self._sets.items() if key[0] is not client}
+            self._sets = {key: served_set for key, served_set in self._sets.items() if key[0] is not client}
 
     def statuses(self) -> dict[ServedClient, tuple[SliceStatus, ...]]:
         """Returns the status of the slices of each client that has some, in the order of their numbers."""
@@ -179,8 +179,8 @@ class BoundSlices:
         return statuses
 
     def _slice(self, client: ServedClient, request: SliceRequest) -> ServedSlice:
-        if (known := self._slices.get((client, request.number))) is not None:
-            return known
+        if (served := self._slices.get((client, request.number))) is not None:
+            return served
         spec = request.spec
         if not spec.shape or len(spec.shape) != len(spec.axis_names):
             raise MessageError(f"slice '{spec.name}' has shape {spec.shape} and axes {spec.axis_names}")

@@ -88,9 +88,9 @@ class IslandDrains:
         yield DrainReply(True, self._clients_on(gang))
 
     def on_leaving(self, host: WorkerHandle) -> None:
-        """Has an island left whose worker received SIGTERM; clients move off it where there is room for all.
+        """Drains an island whose worker received SIGTERM; clients move off it if there is room for all.
 
-        Otherwise it refuses steps at once, so that clients have the time to read their arrays.
+        Otherwise it refuses steps at once, which leaves clients time to read their arrays.
         """
         gang = host.gang
         grace = self._service_core.gangs[gang.number].grace
@@ -102,7 +102,7 @@ class IslandDrains:
         self._core.handle(LeaveRequested(gang.life.key, host.index))
 
     def return_island(self, name: str) -> None:
-        """Has an island return that was taken out, and waits until it runs.
+        """Returns a drained island to the cluster, and waits until it runs.
 
         Raises:
           HostError: it does not exist, was not taken out, or does not start.
@@ -120,8 +120,8 @@ class IslandDrains:
     def moves_of(self, client: ServedClient, island: int) -> dict[int, tuple[int, ...]]:
         """Returns the positions to which slices of a client on an island can move, by their numbers."""
         planned, name = self._slices.planned(client), f"island{island}"
-        own = self._slices.numbers_on(client, name)
-        return {number: positions for number, positions in planned.items() if number in own}
+        numbers = self._slices.numbers_on(client, name)
+        return {number: positions for number, positions in planned.items() if number in numbers}
 
     def report(self, client: ServedClient, report: MoveReport) -> list[ClientMoved]:
         """Notes the report of a client; returns the event for the scheduler if it needs nothing more.
@@ -156,9 +156,7 @@ class IslandDrains:
             if (state := gang.life.state_name()) != "running":
                 raise HostError(f"{gang.name} is {state}: only a running island can be drained")
             self._slices.close_island(gang.name, moves_all=not is_forced)
-            self._reasons = {
-                known: why for known, why in self._reasons.items() if known[0].island != key.island
-            }
+            self._reasons = {pair: why for pair, why in self._reasons.items() if pair[0].island != key.island}
             if stays_out or self._slices.has_plans(gang.name):
                 movers = self._compute(lambda: self._users(gang), None)
                 if movers is not None:

@@ -152,5 +152,5 @@ def array_totals(
         ]
         # All hosts of an island hold shards of the same arrays.
         arrays += max((count for count, _ in totals), default=0)
-        size += sum(own for _, own in totals)
+        size += sum(nbytes for _, nbytes in totals)
     return arrays, size

@@ -72,7 +72,7 @@ class RequestParser:
                 host = self._pool.host(message.host)
                 if host.gang.life.key.start != message.start:
                     return []
-                return [OrderedRequest(client.number, host.gang.number, what=ServedTrace(host, trace))]
+                return [OrderedRequest(client.number, host.gang.number, context=ServedTrace(host, trace))]
         raise MessageError(f"unexpected message {type(message).__name__} from {client}")
 
     def _step(self, client: ServedClient, message: Submit) -> list[ParsedRequest]:
@@ -84,7 +84,7 @@ class RequestParser:
             raise MessageError(f"{client} has no program {message.program}")
         hosted = program.hosted
         inputs = hosted.inputs
-        if not client.owns(message.step) or message.arguments.keys() != inputs.keys():
+        if not client.has_number(message.step) or message.arguments.keys() != inputs.keys():
             raise MessageError(f"{client}: invalid step request {message.step}")
         for island, arrays in message.arguments.items():
             _check_own(client, arrays)
@@ -123,7 +123,7 @@ class RequestParser:
         if call.call <= client.last:
             return []
         if (
-            not client.owns(call.call)
+            not client.has_number(call.call)
             or call.first != call.call + 1
             or not 0 <= call.lane < 1 << SESSION_BITS
         ):
@@ -133,7 +133,7 @@ class RequestParser:
         hosts = {host.index for host in gang.hosts}
         if not {*message.hosts, *call.hosts} <= hosts:
             raise MessageError(f"{client}: call {call.call} is on hosts of another island")
-        arguments = tuple(kept.array for kept in call.arrays)
+        arguments = tuple(argument.array for argument in call.arrays)
         _check_own(client, arguments)
         if gang.life.key.start != message.start:
             return [StepRefusedNotice(call.call, RemoteError.of(lost(_WORKERS_LOST)))]
@@ -155,7 +155,7 @@ class RequestParser:
             hosts=call.hosts,
             memory=sizes if message.island in self._limited else (),
             use=StepUse(account, tuple(map(bytes_on, sizes))),
-            what=served,
+            context=served,
         )
         return [served.queued]
 
@@ -184,7 +184,7 @@ class RequestParser:
                 arguments=(fetch.array,),
                 sent=sent,
                 moved=max(fetch.size, 0),
-                what=relayed,
+                context=relayed,
             )
         ]
 
@@ -195,12 +195,12 @@ def _memory_of(call: Call) -> tuple[DeviceBytes, ...]:
     Raises:
       MessageError: the client declares an invalid result.
     """
-    what = f"a result of function {call.function}"
+    name = f"a result of function {call.function}"
     sizes = []
     for result in call.results or ():
         if result.dtype not in DTYPES.values():
-            raise MessageError(f"{what} has dtype {result.dtype!r}, which programs do not support")
-        count = shard_bytes(what, result.shape, np.dtype(result.dtype), result.placement)
+            raise MessageError(f"{name} has dtype {result.dtype!r}, which programs do not support")
+        count = shard_bytes(name, result.shape, np.dtype(result.dtype), result.placement)
         sizes.append(tuple((device, count) for device in result.placement.devices))
     return tuple(sizes)
 
@@ -208,5 +208,5 @@ def _memory_of(call: Call) -> tuple[DeviceBytes, ...]:
 def _check_own(client: ServedClient, arrays: Sequence[int]) -> None:
     """Checks that arrays have numbers of a client, which are all that it may use."""
     for number in arrays:
-        if not client.owns(number):
+        if not client.has_number(number):
             raise MessageError(f"array {number} is not one of {client}")

@@ -97,7 +97,7 @@ class ServedProgram:
         """Returns the reply to the request of its client to load it."""
         hosted = self.hosted
         inputs, outputs = (
-            {island: tuple(port.plain() for port in own) for island, own in ports.items()}
+            {island: tuple(port.plain() for port in island_ports) for island, island_ports in ports.items()}
             for ports in (hosted.inputs, hosted.outputs)
         )
         return ProgramLoaded(
@@ -115,19 +115,19 @@ def step_bytes(reports: Sequence[StepMemory | None], count: int) -> StepBytes:
     allocated: collections.Counter[int] = collections.Counter()
     temporaries: collections.Counter[int] = collections.Counter()
     results: dict[int, DeviceBytes] = {}
-    known = [report for report in reports if report is not None]
-    for report in known:
+    received = [report for report in reports if report is not None]
+    for report in received:
         for devices, new, beside in zip(report.devices, report.allocated, report.temporaries, strict=True):
             allocated.update(dict.fromkeys(devices, new))
             temporaries.update(dict.fromkeys(devices, beside))
         for position, slice, of_device in report.results:
-            own = tuple((device, of_device) for device in report.devices[slice])
-            results[position] = (*results.get(position, ()), *own)
+            of_devices = tuple((device, of_device) for device in report.devices[slice])
+            results[position] = (*results.get(position, ()), *of_devices)
     return StepBytes(
         tuple((device, count) for device, count in allocated.items() if count),
         tuple((device, count) for device, count in temporaries.items() if count),
         tuple(results.get(position, ()) for position in range(count)),
-        any(report.is_view for report in known),
+        any(report.is_view for report in received),
     )
 
 
@@ -163,7 +163,7 @@ class ServedStep(QueuedStep):
             {island: range(first, first + served.results[island]) for island in arguments},
             sent and sent.intersection(itertools.chain(*arguments.values())),
             hosted.share,
-            {island: [arguments[island][n] for n in own] for island, own in served.donated.items()},
+            {island: [arguments[island][n] for n in numbers] for island, numbers in served.donated.items()},
             served.starts,
             hosted.name,
             hosted.host_numbers,
@@ -263,6 +263,6 @@ class ServedClient:
     def __str__(self) -> str:
         return f"client {self.name!r}"
 
-    def owns(self, number: int) -> bool:
+    def has_number(self, number: int) -> bool:
         """Returns whether an array or a step with this number is its own."""
         return number >> SESSION_BITS == self.number

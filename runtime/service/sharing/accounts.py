@@ -158,7 +158,7 @@ class Accounts:
             account.used = now
             if self._counts[client] > max(self._most // 4, 1):
                 # A client with very many programs takes no room from others.
-                self._add_oldest([own for own in self._accounts.values() if own.client == client])
+                self._add_oldest([other for other in self._accounts.values() if other.client == client])
             while len(self._accounts) > self._most and self._add_oldest(self._accounts.values()):
                 pass
         return account

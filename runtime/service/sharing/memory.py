@@ -54,7 +54,7 @@ class DeviceLimits(NamedTuple):
 
 
 class Quota:
-    """Limit of the bytes of one client, or of all clients without a limit of their own, on each device.
+    """Limit on each device of the bytes of one client, or of all clients that share the limit.
 
     Args:
       limits: the limit on each island; None for none.
@@ -192,18 +192,18 @@ class ClientMemory:
     def finish(self, step: object, island: int) -> None:
         """Frees arrays that a step has consumed which is done on an island, and arrays that it has kept."""
         steps = self._in_flight[island]
-        found = next((each for each in steps if each.key is step), None)
-        if found is None:
+        launch = next((each for each in steps if each.key is step), None)
+        if launch is None:
             # Of an island that was lost meanwhile.
             return
-        found.is_done = True
+        launch.is_done = True
         quota = self.quota
-        quota.add(island, found.allocated, -1)
-        for buffer in found.new:
+        quota.add(island, launch.allocated, -1)
+        for buffer in launch.new:
             if buffer.users:
                 buffer.is_charged = True
                 quota.add(island, buffer.bytes)
-        for number in found.consumed:
+        for number in launch.consumed:
             # Views of a donated array are deleted with it.
             for buffer in self._arrays[island].pop(number, ()):
                 self._discharge(island, buffer)
@@ -242,7 +242,7 @@ class ClientMemory:
         self._in_flight[island].clear()
 
     def leave_shared(self, quota: Quota) -> None:
-        """Gives a client that has shared a quota one of its own."""
+        """Moves the client from a shared quota to another one."""
         for island in range(len(self._arrays)):
             held = tuple(self.held(island).items())
             self.quota.add(island, held, -1)
@@ -265,7 +265,9 @@ class ClientMemory:
 
     def _charged(self, island: int) -> list[DeviceBytes]:
         """Returns the bytes of each buffer that counts as held, once."""
-        buffers = {id(buffer): buffer for own in self._arrays[island].values() for buffer in own}
+        buffers = {
+            id(buffer): buffer for buffers_of in self._arrays[island].values() for buffer in buffers_of
+        }
         return [buffer.bytes for buffer in buffers.values() if buffer.is_charged]
 
     def _release(self, island: int, array: int) -> None:

@@ -356,8 +356,8 @@ class Places:
         return any((tried := service.tried[n]) is not None and n in tried._left for n in step.islands)
 
     def _estimate(self, step: QueuedStep) -> float:
-        known = self.services[step.client].estimate_of(step)
-        return FIRST_ESTIMATE if known is None else known
+        estimate = self.services[step.client].estimate_of(step)
+        return FIRST_ESTIMATE if estimate is None else estimate
 
     def _has_room(self, island: SharedIsland, share: int) -> bool:
         # An empty island accepts any step, since a share may be larger than `ahead`.
@@ -493,10 +493,10 @@ class Places:
         """Gives a step its places on all its islands."""
         step._state = "issued"
         step.wait(None, now)
-        start, known = self._start_of(step, now), service.estimate_of(step)
-        estimate = FIRST_ESTIMATE if known is None else known
+        start, measured = self._start_of(step, now), service.estimate_of(step)
+        estimate = FIRST_ESTIMATE if measured is None else measured
         for n in step.islands:
-            if known is None:
+            if measured is None:
                 service.tried[n] = step
             island = self.islands[n]
             island.in_flight[step] = estimate
@@ -540,7 +540,7 @@ class Places:
             self._hold_temporaries(island, step.memory[number].temporaries, -1)
         if (service := self.services.get(step.client)) is not None:
             service.in_flight[number] -= 1
-        # Sums of floats drift: without steps there is no work.
+        # Sums of floats drift, so an island without steps has exactly 0.
         island.work = max(0.0, island.work - estimate) if island.in_flight else 0.0
         self.open.add(number)
         # A step of several islands may have waited for this place; otherwise only idle islands are filled

@@ -107,10 +107,10 @@ class RuleBook:
 
     def change(self, change: RuleChange) -> ClientRules:
         """Changes the rules of a client until the service ends, and returns them."""
-        given = {
+        changes = {
             field.name: value
             for field in dataclasses.fields(ClientRules)
             if (value := getattr(change, field.name, None)) is not None
         }
-        rules = self._changed[change.name] = dataclasses.replace(self.of(change.name), **given)
+        rules = self._changed[change.name] = dataclasses.replace(self.of(change.name), **changes)
         return rules

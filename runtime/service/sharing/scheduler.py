@@ -434,7 +434,7 @@ class Scheduler:
         self._hold_sharers_back(client, step)
 
     def _advance_all(self, client: ScheduledClient, islands: Iterable[int]) -> None:
-        """Continues queues whose first items have changed, unless what follows from one continues another."""
+        """Continues queues whose first items have changed, unless another queue has continued them."""
         firsts = {n: queue[0] for n in islands if (queue := client._queues[n])}
         for n, first in firsts.items():
             queue = client._queues[n]
@@ -470,8 +470,8 @@ class Scheduler:
     def _settle(self, client: ScheduledClient) -> None:
         """Decides about the steps and the array of a client that did not fit its quota.
 
-        Those that fit go on. The others wait for steps of the client in flight; without any, the client frees
-        arrays without references, and then they are refused.
+        A step that fits continues. The others wait for steps of the client in flight; without any, the client
+        frees arrays without references, and then they are refused.
         """
         memory = client.memory
         offer = client._offer
@@ -549,8 +549,8 @@ class Scheduler:
         return not any(
             (n, array) == (offer.island, offer.array)
             or (array in item.sent and array not in client._arrays[n] and not client.memory.has(n, array))
-            for n, own in needs.items()
-            for array in own
+            for n, arrays in needs.items()
+            for array in arrays
         )
 
     def _settle_all(self, number: int, quota: Quota) -> None:
@@ -606,7 +606,7 @@ class Scheduler:
         return is_any
 
     def _deny(self, client: ScheduledClient, offer: ArrayOffered) -> None:
-        """Denies an array, and what needs it."""
+        """Denies an array, and the steps and requests that need it."""
         key = offer.island, offer.array
         count = max(count for _, count in offer.memory)
         why = self._why_over(client, "an array that it sends", offer.island, count)
@@ -637,7 +637,7 @@ class Scheduler:
         count = max(count for _, count in step.memory[island].allocated)
         return self._why_over(client, f"a step of program '{step.program}'", island, count)
 
-    def _why_over(self, client: ScheduledClient, what: str, island: int, count: int) -> str:
+    def _why_over(self, client: ScheduledClient, subject: str, island: int, count: int) -> str:
         memory = client.memory
         limit, held = memory.quota.limits[island], memory.held(island)
         assert limit is not None
@@ -649,8 +649,8 @@ class Scheduler:
             (client.name, size(limit) + shared, size(max(held.values(), default=0)), size(count), largest),
         ]
         return (
-            f"{what} exceeds the quota of client {client.name!r} on a device of island{island}: free arrays, "
-            f"or have the quota raised (pw-cluster set)\n{table(rows)}"
+            f"{subject} exceeds the quota of client {client.name!r} on a device of island{island}: free "
+            f"arrays, or have the quota raised (pw-cluster set)\n{table(rows)}"
         )
 
     # Ends of steps, calls, clients and islands.
@@ -874,10 +874,10 @@ class Scheduler:
         for n, queue in enumerate(client._queues):
             if any(item in refused for item in queue):
                 was = queue[0]
-                kept = [item for item in queue if item not in refused]
+                remaining = [item for item in queue if item not in refused]
                 queue.clear()
-                queue.extend(kept)
-                if kept and kept[0] is not was:
+                queue.extend(remaining)
+                if remaining and remaining[0] is not was:
                     changed.append(n)
         self._advance_all(client, changed)
 
@@ -885,7 +885,7 @@ class Scheduler:
 def _blocking_array(client: ScheduledClient, step: QueuedStep) -> tuple[int, int] | None:
     """Returns an argument that a call has not returned yet, or a donated one that a call still reads."""
     arguments = [(n, array) for n in step.islands for array in step.arguments[n]]
-    donated = [(n, array) for n, own in step.donates.items() for array in own]
+    donated = [(n, array) for n, arrays in step.donates.items() for array in arrays]
     pending = next((key for key in arguments if key in client._call_results), None)
     return pending or next((key for key in donated if key in client._call_arguments), None)
 

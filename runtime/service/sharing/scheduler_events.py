@@ -163,7 +163,7 @@ class OrderedRequest:
         limited.
       use: the use of its island by a call, for the accounts of its client.
       moved: the bytes that it moves to its client.
-      what: context for the shell.
+      context: context for the shell.
     """
 
     client: int
@@ -179,7 +179,7 @@ class OrderedRequest:
     memory: tuple[DeviceBytes, ...] = ()
     use: StepUse | None = dataclasses.field(default=None, repr=False)
     moved: int = 0
-    what: Any = dataclasses.field(default=None, repr=False)
+    context: Any = dataclasses.field(default=None, repr=False)
 
 
 # Events.

@@ -121,7 +121,7 @@ def test_an_array_that_is_freed_in_flight_is_made_and_never_held() -> None:
 def test_arrays_that_are_sent_and_fetched_are_moved() -> None:
     sharing = Sharing()
     sharing.handle(ArrayArrived(0, 0, 0, 7, 32))
-    sharing.handle(WorkSubmitted(OrderedRequest(0, 0, arguments=(7,), moved=32, what=object())))
+    sharing.handle(WorkSubmitted(OrderedRequest(0, 0, arguments=(7,), moved=32, context=object())))
     account = sharing.account("ann", program="")
     assert (account.use.moved_bytes, account.held_bytes) == (64, 32)
 
@@ -129,7 +129,7 @@ def test_arrays_that_are_sent_and_fetched_are_moved() -> None:
 def test_results_of_calls_count_for_their_function() -> None:
     sharing = Sharing()
     use = StepUse(sharing.scheduler.accounts.open("ann", "load_batch", 0, 0.0), (6,))
-    call = OrderedRequest(0, 0, results=(9,), is_call=True, name="load_batch", use=use, what=object())
+    call = OrderedRequest(0, 0, results=(9,), is_call=True, name="load_batch", use=use, context=object())
     sharing.handle(WorkSubmitted(call))
     sharing.handle(CallFinished(call))
     account = sharing.account("ann", "load_batch")
@@ -222,7 +222,7 @@ def test_a_step_waits_for_memory_of_the_quota() -> None:
     need = {0: StepBytes(((0, 60),), (), (((0, 60),),))}
     first, second = (sharing.submit(0, 0, memory=need) for _ in range(2))
     # Freed behind the step that waits: the scheduler frees it early.
-    sharing.handle(WorkSubmitted(OrderedRequest(0, 0, first.results[0], what=object())))
+    sharing.handle(WorkSubmitted(OrderedRequest(0, 0, first.results[0], context=object())))
     sharing.now = 1.0
     sharing.finish(first)
     assert second.is_issued
