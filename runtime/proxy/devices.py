@@ -53,7 +53,7 @@ class ServedDevices:
         have its index.
       schedule_ifrt: schedules programs in IFRT IR; None rejects them.
       max_memory: the maximum of bytes of the arrays and programs of all clients; None for no limit.
-      folders: the folders in which clients may have the server read and write files.
+      folders: the folders whose files clients may request the server to read and write.
       make_recorder: creates the recorders of traces; None rejects these.
     """
 

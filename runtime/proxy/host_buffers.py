@@ -149,7 +149,7 @@ def open_file(folder: int, name: str, size: int) -> int:
       size: its size in bytes.
 
     Raises:
-      StatusError: it has another size, or is no plain file.
+      StatusError: it has another size, or is not a plain file.
       OSError: it cannot be opened.
     """
     # Without O_NONBLOCK, a pipe of that name would wait for its writer.
@@ -193,7 +193,7 @@ class HostBuffers:
     requests after it do not free any buffer before.
 
     Args:
-      max_bytes: the maximum of their bytes, including those that are still arriving.
+      max_bytes: the maximum of their bytes, including buffers that are still arriving.
       watching: returns the context of a wait for a handle, which reports long waits.
     """
 

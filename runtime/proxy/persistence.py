@@ -1,6 +1,6 @@
 """Programs that write arrays to files of the server and read them, as Orbax requests on Pathways.
 
-The files are those that Orbax itself writes on other platforms, a folder with a Zarr array for each, so that
+The layout is the same as Orbax writes on other platforms, a folder with a Zarr array for each array, so that
 each can read the files of the other; reading also supports OCDBT. All arrays of a request are written to a
 hidden folder, synchronised and then renamed, so that a failed save never replaces an older array.
 """
@@ -118,7 +118,7 @@ class PersistenceProgram(PluginProgram):
         """Starts an execution. It does not wait: another thread reads or writes.
 
         Raises:
-          StatusError: the arguments are not those of the program.
+          StatusError: the arguments do not fit the program.
         """
 
 

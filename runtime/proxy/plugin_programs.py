@@ -65,14 +65,14 @@ class ReshardProgram(PluginProgram):
     def fail(self, error: StatusError) -> list[ProxyArray]:
         return [ProxyArray(None, error)] * len(self.placements)
 
-    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+    def execute(self, arguments: Sequence[ProxyArray], undonated: Sequence[int] = ()) -> list[ProxyArray]:
         """Copies the arguments; a result holds the error of its argument."""
         if len(arguments) != len(self.placements):
             raise StatusError(
                 StatusCode.INVALID_ARGUMENT, f"{len(arguments)} arrays for {len(self.placements)} shardings"
             )
         results = [self._reshard(*pair) for pair in zip(self.placements, arguments, strict=True)]
-        for number in set(self.donated) - set(kept):
+        for number in set(self.donated) - set(undonated):
             value = arguments[number].value
             if not isinstance(value, StatusError):
                 value.delete()
@@ -97,7 +97,7 @@ class RepliedRequest(PluginProgram):
     def fail(self, error: StatusError) -> list[ProxyArray]:
         return []
 
-    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+    def execute(self, arguments: Sequence[ProxyArray], undonated: Sequence[int] = ()) -> list[ProxyArray]:
         """Refuses.
 
         Raises:
@@ -114,7 +114,7 @@ def parse_request(data: bytes) -> tuple[str, Any]:
     """Returns the kind and the content of a request.
 
     Raises:
-      StatusError: the data is no such request.
+      StatusError: the data is not such a request.
     """
     try:
         request = json.loads(data.removeprefix(_PREFIX))

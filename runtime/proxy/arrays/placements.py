@@ -174,13 +174,13 @@ class ArraySpec:
         placement = self.placement
         if placement.shard_shape is not None:
             return math.prod(placement.shard_shape) * self.dtype.itemsize
-        whole = math.prod(self.shape) * self.dtype.itemsize
+        array_bytes = math.prod(self.shape) * self.dtype.itemsize
         if placement.is_replicated:
-            return whole
+            return array_bytes
         try:
             return math.prod(placement.shard_shape_of(self.shape) or self.shape) * self.dtype.itemsize
         except ValueError:  # The devices do not divide the shape.
-            return -(-whole // len(placement.devices))
+            return -(-array_bytes // len(placement.devices))
 
 
 def checked_shape(dims: Iterable[int]) -> tuple[int, ...]:

@@ -103,6 +103,9 @@ def _problem_of_axes(refs: Sequence[Any], sizes: Sequence[int]) -> str | None:
     for factors in used.values():
         factors.sort()
         # An axis of size 1 has no factors, but may not be named twice either.
-        if any(one == next_ or next_[0] % one[1] for one, next_ in itertools.pairwise(factors)):
+        if any(
+            factor == next_factor or next_factor[0] % factor[1]
+            for factor, next_factor in itertools.pairwise(factors)
+        ):
             return "an axis that is used twice"
     return None

@@ -25,10 +25,10 @@ class HostedXlaProgram(XlaProgram):
     engine: HostsEngine
 
     @override
-    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+    def execute(self, arguments: Sequence[ProxyArray], undonated: Sequence[int] = ()) -> list[ProxyArray]:
         try:
             values = self.values_of(arguments)
-            donated = set(self.donated) - set(kept)
+            donated = set(self.donated) - set(undonated)
             for number in set(self.donated) - donated:
                 spec, value = values[number]
                 values[number] = spec, self.engine.copy_of(spec, value)

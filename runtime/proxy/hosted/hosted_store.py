@@ -78,7 +78,7 @@ class HostedFileStore(FileStore):
 
 
 def _in_thread(work: Callable[[], Any]) -> concurrent.futures.Future[Any]:
-    """Starts work in a thread. When its job has ended, the work goes on, and its result is dropped."""
+    """Starts work in a thread. The work continues after its job has ended; its result is dropped then."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:

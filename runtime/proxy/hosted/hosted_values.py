@@ -64,7 +64,7 @@ class HostedValue:
     def consists_of(self, shards: Sequence[Any]) -> bool:
         """Returns whether some shards are all shards of this array, in their order."""
         return len(shards) == len(self.devices) and all(
-            isinstance(shard, HostedShard) and shard.whole is self and shard.index == index
+            isinstance(shard, HostedShard) and shard.source is self and shard.index == index
             for index, shard in enumerate(shards)
         )
 
@@ -81,7 +81,7 @@ class HostedShard:
     """Shard of an array on hosts, which keeps the array alive.
 
     Args:
-      whole: the array.
+      source: the array.
       index: the position of the shard among the shards of the client.
       shape: the shape of the shard.
 
@@ -89,18 +89,18 @@ class HostedShard:
       alone: the array of the shard that its host has; None until one is needed.
     """
 
-    def __init__(self, whole: HostedValue, index: int, shape: tuple[int, ...]) -> None:
-        self.whole = whole
+    def __init__(self, source: HostedValue, index: int, shape: tuple[int, ...]) -> None:
+        self.source = source
         self.index = index
         self.shape = shape
-        self.dtype = whole.dtype
+        self.dtype = source.dtype
         self.alone: HostedValue | None = None
         self._is_deleted = False
 
     @property
     def device(self) -> HostedDevice:
         """The device that has the shard."""
-        return self.whole.devices[self.index]
+        return self.source.devices[self.index]
 
     @property
     def nbytes(self) -> int:
@@ -113,15 +113,15 @@ class HostedShard:
 
     def is_deleted(self) -> bool:
         """Returns whether the shard, or its array, was deleted."""
-        return self._is_deleted or self.whole.is_deleted()
+        return self._is_deleted or self.source.is_deleted()
 
     def is_ready(self) -> bool:
         """Returns whether `block_until_ready` would not wait."""
-        return self.whole.is_ready()
+        return self.source.is_ready()
 
     def block_until_ready(self) -> HostedShard:
         """Waits until the array is computed: only all hosts of it know that it is right."""
-        self.whole.block_until_ready()
+        self.source.block_until_ready()
         return self
 
 
@@ -133,11 +133,11 @@ class JoinedValue:
       shards: its shards, in the order of the client's: `HostedShard`s, or `HostedValue`s of one device.
 
     Attributes:
-      whole: the array of them that hosts have; None until one is needed.
+      joined: the array of them that hosts have; None until one is needed.
     """
 
     def __init__(self, spec: ArraySpec, shards: Sequence[Any]) -> None:
-        self.whole: HostedValue | None = None
+        self.joined: HostedValue | None = None
         self.spec = spec
         self.shape = spec.shape
         self.shards = list(shards)

@@ -50,7 +50,7 @@ class HostsBackend(Backend):
         used = range(len(session.pool.gangs)) if islands is None else islands
         # The numbers of its islands in the session.
         self._numbers = tuple(used)
-        # Of this process: its settings are those of the workers that it starts.
+        # Of this process: the workers that it starts have the same settings.
         self.client = jax.devices()[0].client
         offered = []
         slices = 0
@@ -61,9 +61,9 @@ class HostsBackend(Backend):
             island = session.cluster.islands[number]
             for n, device in enumerate(island.devices):
                 hosted = HostedDevice(device.position, device.id, number, device.host.index)
-                own = facts[device.id].renumbered(hosted.id)
+                renumbered = facts[device.id].renumbered(hosted.id)
                 slice = slices + n * island.slices // len(island.devices)
-                offered.append(OfferedDevice(hosted, own, position, slice, hosted.host))
+                offered.append(OfferedDevice(hosted, renumbered, position, slice, hosted.host))
             slices += island.slices
         self.islands = tuple(session.cluster.islands[number].name for number in self._numbers)
         self.devices = tuple(offered)
@@ -109,10 +109,10 @@ class HostsBackend(Backend):
         # The session knows more about its islands than which of them are lost.
         del lost
         current = self._session.current_cluster()
-        known, served = current.devices, []
+        devices, served = current.devices, []
         for offered in self.devices:
             device, island = offered.device, current.islands[offered.device.island]
-            memory = known[device.id].memory
+            memory = devices[device.id].memory
             served.append(ServedDevice(device.id, device.host, memory, island.state, island.round_trip))
         return served
 

@@ -106,19 +106,19 @@ class HostsEngine(ArrayEngine):
             return value
         if isinstance(value, HostedShard):
             if value.alone is None:
-                kind = value.whole.location.placement.memory_kind
+                kind = value.source.location.placement.memory_kind
                 spec = ArraySpec(value.dtype, value.shape, on_device(value.device, kind))
                 value.alone = self._view(spec, [value])
             return value.alone
-        if value.whole is None:
-            value.whole = self._view(value.spec, value.shards)
-        return value.whole
+        if value.joined is None:
+            value.joined = self._view(value.spec, value.shards)
+        return value.joined
 
     def arranged(self, spec: ArraySpec, value: HostedValue, placement: DeviceLayout) -> HostedValue:
         """Returns an array with its shards in the order of the devices of a placement, without a copy.
 
-        XLA takes the shards of an array in the order of the array's devices, which is that of the tiles of a
-        sharding here, and that of the mesh in a program of Pathways.
+        XLA takes the shards of an array in the order of the array's devices: here the order of the tiles of a
+        sharding, and in a program of Pathways the order of the mesh.
         """
         if value.location.placement.devices == placement.devices:
             return value
@@ -140,20 +140,20 @@ class HostsEngine(ArrayEngine):
             return shard.shards[0]
         if isinstance(shard, JoinedValue):
             shard = shard.shards[0]
-        whole, index = (shard.whole, shard.index) if isinstance(shard, HostedShard) else (shard, 0)
-        session, location = self.session, whole.location
-        position = whole.positions[index]
+        value, index = (shard.source, shard.index) if isinstance(shard, HostedShard) else (shard, 0)
+        session, location = self.session, value.location
+        position = value.positions[index]
         host, held = next((host, held) for host, held in location.holders.items() if position in held)
         size = shard.nbytes
         with session.fetching:
             request = session.request_bytes(
-                location, host.index, whole.number(), [held.index(position)], [size]
+                location, host.index, value.number(), [held.index(position)], [size]
             )
         try:
             (data,) = session.fetch(request) if size else (b"",)
         except HostError:
             # The error of its step names the host at fault.
-            whole.block_until_ready()
+            value.block_until_ready()
             raise
         return np.frombuffer(data, shard.dtype).reshape(shard.shape)
 
@@ -194,11 +194,13 @@ class HostsEngine(ArrayEngine):
     def _join(self, spec: ArraySpec, shards: Sequence[Any]) -> Any:
         if spec.dtype == STRING:
             return FrontValue([shard.shards[0] for shard in shards])
-        whole = getattr(shards[0], "whole", None)
-        if whole is not None and whole.consists_of(shards) and whole.shape == spec.shape:
-            return whole
+        first = shards[0]
+        if isinstance(first, HostedShard):
+            source = first.source
+            if source.consists_of(shards) and source.shape == spec.shape:
+                return source
         self.gang_of(spec.placement.devices)
-        return shards[0] if len(shards) == 1 else JoinedValue(spec, shards)
+        return first if len(shards) == 1 else JoinedValue(spec, shards)
 
     @override
     def _copy(self, specs: Sequence[ArraySpec], values: Sequence[Any]) -> list[Any]:

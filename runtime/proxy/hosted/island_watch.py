@@ -37,7 +37,7 @@ class IslandWatch:
         self._lose = lose
         self._restore = restore
         # The workers of each island that clients know of; None while it is lost for them.
-        self._known: list[HostGang | None] = [session.pool.gangs[number] for number in islands]
+        self._workers: list[HostGang | None] = [session.pool.gangs[number] for number in islands]
         self._closed = threading.Event()
         self._thread = start_thread(self._watch, "proxy islands")
 
@@ -53,14 +53,14 @@ class IslandWatch:
     def _watch(self) -> None:
         while not self._closed.wait(_CHECK_SECONDS) and not self._session.is_closed:
             current = self._current()
-            for position, (before, now) in enumerate(zip(self._known, current, strict=True)):
+            for position, (before, now) in enumerate(zip(self._workers, current, strict=True)):
                 if before is not None and before is not now:
                     failure = before.life.failure
-                    # No island returns: what fails says so itself.
+                    # No island returns: later requests of clients fail with that error.
                     if failure is not None and failure.kind is ServiceLostError:
                         return
                     why = before.name if failure is None else failure.text
                     self._lose(position, why, not before.life.is_out)
                 if now is not None and before is not now:
                     self._restore(position)
-            self._known = current
+            self._workers = current

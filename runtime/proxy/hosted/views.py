@@ -47,7 +47,7 @@ class ViewPrograms:
           spec: the type and placement of the array.
           shards: for each device of the placement a `HostedShard`, or the `HostedValue` of one device.
           copied: whether the shards are copied, also to other devices of their hosts.
-          order: the layout in memory to copy them into; None for that of the sources.
+          order: the layout in memory to copy them into; None for the layout of the sources.
 
         Raises:
           StatusError: a shard is on another device, or on another host.
@@ -61,26 +61,26 @@ class ViewPrograms:
         for part, device in zip(parts, devices, strict=True):
             if part.device.host != device.host or not (copied or part.device == device):
                 raise StatusError(StatusCode.INVALID_ARGUMENT, "a shard is not on the device of its place")
-        wholes = list({id(part.whole): part.whole for part in parts}.values())
-        numbers = {id(whole): number for number, whole in enumerate(wholes)}
+        values = list({id(part.source): part.source for part in parts}.values())
+        numbers = {id(value): number for number, value in enumerate(values)}
         by_device = {
-            device.worker_id: ShardSource(numbers[id(part.whole)], part.device.worker_id)
+            device.worker_id: ShardSource(numbers[id(part.source)], part.device.worker_id)
             for part, device in zip(parts, devices, strict=True)
         }
         sources = tuple(by_device[device] for device in location.placement.devices)
         view = ViewProgram(spec.shape, spec.dtype.name, location.placement, sources, copied, order)
-        program = self._program(view, spec, location, tuple(whole.location for whole in wholes))
-        (value,) = program.run(wholes)
-        return value
+        program = self._program(view, spec, location, tuple(value.location for value in values))
+        (joined,) = program.run(values)
+        return joined
 
     def _program(
-        self, view: ViewProgram, spec: ArraySpec, location: Location, wholes: tuple[Location, ...]
+        self, view: ViewProgram, spec: ArraySpec, location: Location, locations: tuple[Location, ...]
     ) -> ForeignProgram:
-        key = view, location, wholes
-        found = self._programs.get(key)
-        if found is not None and found.is_ready():
+        key = view, location, locations
+        program = self._programs.get(key)
+        if program is not None and program.is_ready():
             self._programs.move_to_end(key)
-            return found
+            return program
         name = "copy" if view.copied else "view"
         place = ResultPlace(spec, location)
         hosts = location.receivers

@@ -1,4 +1,4 @@
-"""Compiler options of clients: those that they may set, and those of the server in place of the others."""
+"""Compiler options of programs: clients may set some, and the server's settings replace the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILES = re.compile(r"dump(?!_max_hlo_modules$)|path|file|dir$|_dir_|_to$")
 _NOT_OF_CLIENTS = re.compile(
     rf"{_FILES.pattern}|crash|terminat|hlo_passes|extra_options|extra_flags|gpu_detect_(nan|inf)"
 )
-"""Pattern of compiler options that clients may not set: those of files, and those that can abort the process.
+"""Pattern of compiler options that clients may not set: they name files, or can abort the process.
 
 XLA aborts if code lacks a pass, if a collective exceeds its timeout, if LLVM does not know an option, and if
 a result is not finite.
@@ -31,11 +31,11 @@ _BUILD_OPTIONS = (
 """Compiler options that clients may set. XLA does not check the others, or JAX never sets them."""
 
 
-def set_options(own: Any, proto: Any, operands: int, results: int) -> None:
-    """Sets compiler options to those of a client, except those that clients may not set.
+def set_options(options: Any, proto: Any, operands: int, results: int) -> None:
+    """Sets compiler options to the options of a client, except options that clients may not set.
 
     Args:
-      own: the options of the server for the devices of the program, which are changed.
+      options: the options of the server for the devices of the program, which are changed.
       proto: the options of the client.
       operands: the number of operands of the program.
 
@@ -43,7 +43,7 @@ def set_options(own: Any, proto: Any, operands: int, results: int) -> None:
       StatusError: the program itself sets an option that clients may not set, in `compiler_options` of
         `jax.jit`, or an option does not fit the operands or results or is out of range.
     """
-    build, of_client = own.executable_build_options, proto.executable_build_options
+    build, of_client = options.executable_build_options, proto.executable_build_options
     for name in _BUILD_OPTIONS:
         setattr(build, name, getattr(of_client, name))
     for field, count in (
@@ -80,7 +80,7 @@ def set_options(own: Any, proto: Any, operands: int, results: int) -> None:
         value = proto.env_option_overrides[name]
         if name == _SPLIT_COUNT:
             _check_split_count(getattr(value, value.WhichOneof("value") or "int_field"))
-        own.env_option_overrides[name].CopyFrom(value)
+        options.env_option_overrides[name].CopyFrom(value)
 
 
 def _check_split_count(count: float | str) -> None:

@@ -177,15 +177,13 @@ def _forward(line: str) -> None:
 
 
 def _compile(request: bytes) -> bytes:
-    given = msgspec.msgpack.decode(request, type=CompileRequest)
+    job = msgspec.msgpack.decode(request, type=CompileRequest)
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", given.device_count)
+    jax.config.update("jax_num_cpu_devices", job.device_count)
     by_id = {device.id: device for device in jax.devices()}
-    devices = [by_id[number] for number in given.devices]
+    devices = [by_id[number] for number in job.devices]
     try:
-        executable = pjrt.compile_module(
-            pjrt.parse(given.module), devices, ifrt.compile_options(given.options)
-        )
+        executable = pjrt.compile_module(pjrt.parse(job.module), devices, ifrt.compile_options(job.options))
     except jax.errors.JaxRuntimeError as error:
         reply = CompileReply(error=str(error))
     else:

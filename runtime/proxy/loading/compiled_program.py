@@ -38,11 +38,11 @@ class CompiledProgram(abc.ABC):
         """The bytes that an execution without donation needs in addition to its arguments, on all devices."""
 
     @abc.abstractmethod
-    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+    def execute(self, arguments: Sequence[ProxyArray], undonated: Sequence[int] = ()) -> list[ProxyArray]:
         """Starts an execution, and returns its results. If it fails, each result holds the error.
 
         Args:
-          kept: the arguments that must not be consumed although they are donated.
+          undonated: the arguments that must not be consumed although the program donates them.
         """
 
     @abc.abstractmethod

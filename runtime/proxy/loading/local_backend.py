@@ -43,14 +43,14 @@ class LocalXlaProgram(XlaProgram):
 
     @functools.cached_property
     def _order(self) -> AbstractContextManager[object]:
-        """The lock that orders executions over several devices with those of other sessions."""
+        """The lock that orders executions over several devices among all sessions."""
         return launch_order(self.devices)
 
     @override
-    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+    def execute(self, arguments: Sequence[ProxyArray], undonated: Sequence[int] = ()) -> list[ProxyArray]:
         try:
             operands = [value for _, value in self.values_of(arguments)]
-            for number in set(kept) & set(self.donated):
+            for number in set(undonated) & set(self.donated):
                 (operands[number],) = pjrt.copy_arrays(
                     [operands[number]],
                     [pjrt.device_list(self.devices)],

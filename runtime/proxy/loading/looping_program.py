@@ -169,7 +169,7 @@ class LoopingProgram(MpmdProgram):
         results = program.run(
             [self._value(operand, values) for operand in operands], set(program.donated), ()
         )
-        # Of a sub-program in which a step has failed: no other sub-program could go on.
+        # Of a sub-program in which a step has failed: no other sub-program could continue.
         for result in results:
             if isinstance(result, StatusError):
                 raise result

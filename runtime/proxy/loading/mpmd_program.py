@@ -94,12 +94,12 @@ class MpmdProgram(CompiledProgram):
             for slice in self.slice_memory.values()
         )
 
-    def execute(self, arguments: Sequence[ProxyArray], kept: Sequence[int] = ()) -> list[ProxyArray]:
+    def execute(self, arguments: Sequence[ProxyArray], undonated: Sequence[int] = ()) -> list[ProxyArray]:
         try:
             operands = self._operands(arguments)
             donated = set(self.donated)
-            copied = sorted(donated.intersection(kept)) if kept else ()
-            donated.difference_update(kept)
+            copied = sorted(donated.intersection(undonated)) if undonated else ()
+            donated.difference_update(undonated)
             self._check_donated(operands, donated)
             values = self.run(operands, donated, copied)
         except Exception as error:

@@ -151,8 +151,8 @@ class XlaProgram(CompiledProgram):
         else:
             stats = response.compiled_memory_stats
             stats.SetInParent()
-            known = {field.name for field in stats.DESCRIPTOR.fields}
-            for name in known & facts.memory.keys():
+            names = {field.name for field in stats.DESCRIPTOR.fields}
+            for name in names & facts.memory.keys():
                 setattr(stats, name, facts.memory[name])
         response.size_of_generated_code_in_bytes = facts.code_bytes
 

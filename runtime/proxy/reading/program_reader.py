@@ -102,7 +102,7 @@ class ProgramReader:
         return reply
 
     def _request(self, connection: socket.socket, kind: bytes, program: bytes) -> tuple[bool, bytes] | None:
-        """Has a process read a program; returns its reply, or None if it exits without one.
+        """Requests a process to read a program; returns its reply, or None if it exits without one.
 
         Raises:
           StatusError: reading takes too long.

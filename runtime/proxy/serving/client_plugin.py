@@ -69,9 +69,9 @@ def initialize() -> None:
 
 
 def copy_numpy_at_call() -> None:
-    """Has JAX read NumPy arrays while it is called, in place of later.
+    """Patches JAX to read NumPy arrays while it is called, instead of later.
 
-    For a program whose server was started by itself. Those that `pw-proxy` runs need no call.
+    For a program that has started its server itself. Programs that `pw-proxy` runs need no call.
     """
     if hasattr(xla_client.batched_device_put, _HAS_VALUES_OF_CALL):
         return

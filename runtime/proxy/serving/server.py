@@ -162,7 +162,7 @@ def serve(
         `slice_index`, the number of their island.
       max_memory: the maximum of bytes of the arrays and programs of all clients together; beyond that,
         requests fail with the status RESOURCE_EXHAUSTED. None for no limit.
-      files: folders below which programs may have the server write and read arrays; by default none.
+      files: folders below which programs may request the server to write and read arrays; by default none.
       insecure_address: host and port (0 for any) to listen at in place of a UNIX socket. The client in JAX
         cannot authenticate itself, and any client that connects can run code in this process.
       schedule_ifrt: schedules programs of Shardy's MPMD compiler; None rejects them.

@@ -65,11 +65,11 @@ def _loaded_executable_execute(state: SessionState, body: Any, response: Any) ->
     try:
         _check_execution(body, program)
         arguments = state.arrays_of(body.args_handles)
-        kept = body.execute_options.non_donatable_input_indices
+        undonated = body.execute_options.non_donatable_input_indices
         if state.is_restricted:
-            results, job = _start_restricted(state, program, arguments, kept)
+            results, job = _start_restricted(state, program, arguments, undonated)
         else:
-            results, job = _start(state, program, arguments, kept)
+            results, job = _start(state, program, arguments, undonated)
         waited = results if job is None else [job]
     except Exception as error:
         results = program.fail(status_of(error))
@@ -89,20 +89,20 @@ def _loaded_executable_execute(state: SessionState, body: Any, response: Any) ->
 
 
 def _start(
-    state: SessionState, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
+    state: SessionState, program: Program, arguments: Sequence[ProxyArray], undonated: Sequence[int]
 ) -> tuple[list[ProxyArray], FileJob | None]:
     """Starts an execution; returns its results, and the job of a program that uses files."""
     if isinstance(program, LoopingProgram):
         state.flush()
     if not isinstance(program, PersistenceProgram):
-        return program.execute(arguments, kept), None
+        return program.execute(arguments, undonated), None
     job = program.start(arguments, state.run)
     state.add_file_job(job)
     return list(job.results), job
 
 
 def _start_restricted(
-    state: SessionState, program: Program, arguments: Sequence[ProxyArray], kept: Sequence[int]
+    state: SessionState, program: Program, arguments: Sequence[ProxyArray], undonated: Sequence[int]
 ) -> tuple[list[ProxyArray], FileJob | None]:
     """Starts an execution while islands are lost, or with a limit of memory.
 
@@ -116,14 +116,16 @@ def _start_restricted(
     lost = state.islands.lost & state.served.islands_of(program.devices)
     if lost:
         raise state.islands.refusal_of(lost)
-    donated = [arguments[number] for number in set(program.donated) - set(kept) if number < len(arguments)]
+    donated = [
+        arguments[number] for number in set(program.donated) - set(undonated) if number < len(arguments)
+    ]
     consumed = [allocation for array in donated for allocation in array.memory]
     reserved: tuple[Allocation, ...] = ()
     if isinstance(program, CompiledProgram):
         needed = program.needed_bytes - sum(allocation.size for allocation in consumed)
         reserved = state.served.memory.reserve([max(needed, 0)])
     try:
-        results, job = _start(state, program, arguments, kept)
+        results, job = _start(state, program, arguments, undonated)
         consumed = [allocation for array in donated if _is_deleted(array) for allocation in array.memory]
         return state.admit_results(results, [*reserved, *consumed]), job
     finally:

@@ -105,7 +105,7 @@ class ProxySession:
         """Handles the next request of the stream; returns its reply, or None when that is sent later.
 
         Raises:
-          ValueError: the data is no request; the session cannot go on.
+          ValueError: the data is not a request; the session cannot continue.
         """
         request = self._served.messages.parse("xla.ifrt.proxy.IfrtRequest", data)
         self.free_lost_arrays()

@@ -192,7 +192,7 @@ class SessionState:
 
     def add_file_job(self, job: FileJob) -> None:
         """Adds a job that ends with the session."""
-        self._file_jobs = [kept for kept in self._file_jobs if not kept.is_ready] + [job]
+        self._file_jobs = [pending for pending in self._file_jobs if not pending.is_ready] + [job]
 
     @property
     def has_new_losses(self) -> bool:

@@ -1,7 +1,7 @@
 """Message classes of the protocol, from the descriptors in the installed jaxlib, and its versions.
 
 jaxlib contains the serialised `FileDescriptorProto` of every `.proto` file that it uses, so that the messages
-are always those of its own release.
+always match its release.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Messages:
         """Parses a message.
 
         Raises:
-          ValueError: the data is no such message.
+          ValueError: the data is not such a message.
         """
         try:
             return self[name].FromString(bytes(data))

@@ -111,12 +111,12 @@ _CODE = re.compile(r"\b([A-Z]+(?:_[A-Z]+)*): ")
 
 
 def _status_of_host(text: str) -> StatusError:
-    """Returns the status of an error of a program on a host, whose text may have that of XLA."""
-    codes = (match for match in _CODE.finditer(text) if match[1] in StatusCode.__members__)
-    found = next(codes, None)
-    if found is None:
+    """Returns the status of an error of a program on a host, whose text may contain an error of XLA."""
+    codes = (candidate for candidate in _CODE.finditer(text) if candidate[1] in StatusCode.__members__)
+    match = next(codes, None)
+    if match is None:
         return StatusError(StatusCode.UNKNOWN, text)
-    return StatusError(StatusCode[found[1]], text[: found.start()] + text[found.end() :])
+    return StatusError(StatusCode[match[1]], text[: match.start()] + text[match.end() :])
 
 
 def island_lost(text: str) -> StatusError:

@@ -44,8 +44,8 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
     def renumbered(self, number: int) -> DeviceFacts:
         """Returns the facts with another id, also in texts."""
-        own = re.compile(rf"\b{self.id}\b|(?<=_){self.id}\b")
-        text, representation = (own.sub(str(number), old) for old in (self.text, self.representation))
+        pattern = re.compile(rf"\b{self.id}\b|(?<=_){self.id}\b")
+        text, representation = (pattern.sub(str(number), old) for old in (self.text, self.representation))
         return msgspec.structs.replace(self, id=number, text=text, representation=representation)
 
 

@@ -107,7 +107,7 @@ def program_elsewhere(name: str, *, operands: int, count: int) -> WorkerProgram:
 
 
 def own_devices(worker: Worker) -> dict[int, jax.Device]:
-    """Returns the devices of a host, without those of the other hosts of its island, by their ids."""
+    """Returns the devices of a host, without the devices of other hosts of its island, by their ids."""
     return {
         number: device
         for number, device in worker.store.handles.items()
@@ -127,7 +127,7 @@ class UnprovedArrays:
         self._arrays: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 
     def add(self, arrays: Iterable[jax.Array]) -> None:
-        """Adds results; those that are ready stay, too, since only a wait tells whether they failed."""
+        """Adds results; ready results stay, too, since only a wait shows whether they failed."""
         for array in arrays:
             self._arrays[id(array)] = array
 

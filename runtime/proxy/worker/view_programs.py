@@ -84,7 +84,7 @@ def load_view(worker: Worker, unproved: UnprovedArrays, message: LoadForeign) ->
     if view.order is not None and view.order.major_to_minor:
         memory = Layout(view.order.major_to_minor, view.order.tiling)
 
-    # A shard that failed is an error of all: each host joins what it has, and one of them reports it.
+    # A failed shard is an error of all: each host joins its shards, and one of them reports the error.
     is_shared = len(here) < len(view.layout.devices)
     target = ForeignTarget()
     shard_shape = sharding.shard_shape(view.shape)

@@ -85,8 +85,8 @@ class _XlaRunner:
         self._unproved = unproved
         by_id = {device.id: device for device in jax.devices()}
         devices = [by_id[number] for number in program.devices]
-        own = own_devices(worker)
-        local = [device for device in devices if device.id in own]
+        on_host = own_devices(worker)
+        local = [device for device in devices if device.id in on_host]
         self.is_shared = len(local) < len(devices)
         self._may_fail_alone = len(worker.island) > 1 and not self.is_shared
         self.target = ForeignTarget()
@@ -129,7 +129,7 @@ class _XlaRunner:
 
 
 class _Operand:
-    """Operand of a program: an array of any sharding whose shards are those that the program reads."""
+    """Operand of a program: an array of any sharding whose shards the program can read."""
 
     def __init__(
         self,
@@ -176,10 +176,10 @@ def _maker(
     return lambda shards: make([shards[position] for position in order])
 
 
-def _memory(program: XlaModule, facts: XlaFacts, own: Mapping[int, jax.Device]) -> StepMemory:
+def _memory(program: XlaModule, facts: XlaFacts, on_host: Mapping[int, jax.Device]) -> StepMemory:
     """Returns the memory that an execution needs on the devices of this host, by XLA's analysis."""
     by_id = {device.id: device for device in jax.devices()}
-    devices = tuple(number for number in program.devices if number in own)
+    devices = tuple(number for number in program.devices if number in on_host)
     shardings = facts.result_shardings or [b""] * len(program.results)
     results = []
     for position, ((shape, dtype), hlo, kind) in enumerate(

@@ -113,7 +113,7 @@ def test_donated_arguments_are_consumed_unless_they_are_kept(served: ServedDevic
     deleted = [number for number, argument in enumerate(arguments) if argument.read()[1].is_deleted()]
     assert deleted == x
     arguments = arguments_of(program, 3)
-    for ours, expected in zip(program.execute(arguments, kept=program.donated), results, strict=True):
+    for ours, expected in zip(program.execute(arguments, undonated=program.donated), results, strict=True):
         np.testing.assert_array_equal(ours.read()[1], expected.read()[1])
     assert not any(argument.read()[1].is_deleted() for argument in arguments)
 

@@ -151,7 +151,7 @@ def test_only_donated_arguments_are_consumed(program: MpmdProgram) -> None:
     program.execute([first, second])
     assert [one.read()[1].is_deleted() for one in (first, second)] == [True, False]
     kept, _ = arguments(program)
-    results = program.execute([kept, second], kept=[0])
+    results = program.execute([kept, second], undonated=[0])
     np.testing.assert_array_equal(kept.read()[1], X)
     np.testing.assert_array_equal(results[0].read()[1], 2 * X)
 
