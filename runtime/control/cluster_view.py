@@ -90,7 +90,9 @@ class ClusterView[G: GangView](abc.ABC):
         """Notes that a host is done with a step, with the failures there."""
         name = gang.host_name(host)
         failure = None if error is None else failed(f"{name}: {error}")
-        if step.done(host, failure, {at: failed(f"{name}: {what}") for at, what in wrong.items()}):
+        if step.done(
+            host, failure, {at: failed(f"{name}: {error_text}") for at, error_text in wrong.items()}
+        ):
             self.steps.end(step)
 
     def take_numbers(self, count: int = 1) -> int:
@@ -137,7 +139,7 @@ class ClusterView[G: GangView](abc.ABC):
         return gang if gang.key == key else None
 
     def request_reports(self, hosts: Iterable[int], now: float) -> tuple[HostRequest, list[Effect]]:
-        """Requests the `HostReport`s of those of some hosts that are not lost."""
+        """Requests the `HostReport`s of some hosts, except lost ones."""
         lost = {host for gang in self.gangs if gang.failure for host in gang.hosts}
         request = self.replies.create_request(
             [host for host in hosts if host not in lost], now + REPORT_SECONDS

@@ -156,9 +156,9 @@ class ClusterCore(ClusterView[Gang]):
         # Of a step on one of several hosts, the others expect nothing.
         is_shared = gang is not None and len(step.hosts.intersection(gang.hosts)) > 1
         if gang is not None and is_shared and not step.is_unordered and gang.failure is None:
-            what = error or next(iter(failure.wrong.values()))
-            why = f"step {serial(step.number)} of program {step.program} failed there: {what}"
-            # The exit of processes that were to exit is no loss, but their later results may be wrong.
+            cause = error or next(iter(failure.wrong.values()))
+            why = f"step {serial(step.number)} of program {step.program} failed there: {cause}"
+            # The exit of processes that were to exit is not a loss, but their later results may be wrong.
             is_ending = isinstance(gang.state, Terminating)
             lost_there = ExitOverdue(gang.key) if is_ending else HostLost(gang.key, host, why)
             effects += self.handle(lost_there, now)
@@ -234,7 +234,7 @@ class ClusterCore(ClusterView[Gang]):
         return effects
 
     def _announce(self, effect: ClientEffect, now: float) -> list[Effect]:
-        """Returns the notice of an island to the users of the cluster, and what follows from it."""
+        """Returns the notice of an island to the users of the cluster, and further effects of it."""
         return [effect]
 
     def _allow_leave(self, key: GangKey, now: float) -> list[Effect]:

@@ -1,12 +1,12 @@
 """Gangs: the workers of an island, started together and lost together, with their states and transitions.
 
-When one of several workers is lost, or fails in a step of all, it is unknown what the others have computed:
-so all of them are lost. The workers that replace them are another gang.
+When one of several workers is lost, or fails in a step of all, the results of the others are unknown: so all
+of them are lost. The workers that replace them are another gang.
 
 A gang is in one of eight states. `Running` accepts new steps. A gang that is to leave is `Draining`: it
 refuses new steps, and continues until no client waits for it or holds an array of it, or its time is over.
 Clients that first move their arrays elsewhere may delay that: meanwhile the gang accepts new steps.
-Then it is `Terminating`, and the exit of its processes is no loss. After a loss or an exit it is `Restarting`
+Then it is `Terminating`, and the exit of its processes is not a loss. After a loss or exit it is `Restarting`
 until another gang replaces it, and then `Replaced`, or until none will: `Dead`. A start that fails, as over a
 network that is cut, is retried after a pause, in which the gang is `Pausing`. A gang that a user has taken
 out is `Drained` instead, until the user requests that it returns.
@@ -237,13 +237,13 @@ class GangView(abc.ABC):
         """Returns the name of a host in messages."""
         return self.key.host_name(host)
 
-    def closed_failure(self, how: str) -> Failure:
+    def closed_failure(self, ending: str) -> Failure:
         """Returns the failure of all its arrays and steps once this process has closed the cluster.
 
         Args:
-          how: the end of the sentence `host 0 (island0) ...`.
+          ending: the end of the sentence `host 0 (island0) ...`.
         """
-        return Failure(ClusterClosedError, f"{self.host_name(self.hosts[0])} {how}")
+        return Failure(ClusterClosedError, f"{self.host_name(self.hosts[0])} {ending}")
 
     @abc.abstractmethod
     def is_replaced_soon(self) -> bool:
@@ -338,7 +338,7 @@ class Gang(GangView):
         self._set_problem()
 
     def is_delayed(self) -> bool:
-        """Returns whether it is to leave, and goes on because a client needs it for a while."""
+        """Returns whether it is to leave, and continues because a client needs it for a while."""
         return self._delays > 0 and isinstance(self.state, Draining)
 
     def is_replaced_soon(self) -> bool:
@@ -508,7 +508,7 @@ class Gang(GangView):
         return replaced, [AttachGang(self._next_key()), Log(logging.INFO, f"{self.name} is back")]
 
     def _close(self, state: State, event: GangClosed, now: float) -> tuple[State, list[Effect]]:
-        return Dead(self.closed_failure(event.how)), []
+        return Dead(self.closed_failure(event.ending)), []
 
     def _close_lost(
         self, state: Restarting | Pausing | Drained, event: GangClosed, now: float
@@ -528,7 +528,7 @@ TRANSITIONS: Mapping[tuple[type[State], type[GangEvent]], _Act] = {
     (Draining, HostLost): Gang._lose,
     (Draining, GangClosed): Gang._close,
     (Terminating, LeaveRequested): Gang._stay,
-    # The exit was permitted: it is no loss, whatever reports it.
+    # The exit was permitted: it is not a loss, whatever reports it.
     (Terminating, HostLost): Gang._note_exit,
     (Terminating, ExitOverdue): Gang._leave,
     (Terminating, GangClosed): Gang._close,

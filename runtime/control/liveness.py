@@ -14,7 +14,7 @@ _PAUSE = 0.5
 
 
 class Liveness:
-    """Watch over hosts: pings them, and finds those that do not respond.
+    """Watch over hosts, which pings them and finds hosts that do not respond.
 
     Args:
       heartbeat: seconds without a message after which a host is lost.

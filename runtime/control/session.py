@@ -134,7 +134,7 @@ class Session[Program, Workers, Location](abc.ABC):
           location: the place of the array.
           host: the host that has them.
           number: the number of the array there.
-          devices: the positions of the shards, among those of the host.
+          devices: the positions of the shards, among the shards of the host.
           sizes: their bytes.
 
         Raises:
@@ -143,7 +143,7 @@ class Session[Program, Workers, Location](abc.ABC):
 
     @abc.abstractmethod
     def request_reports(self, hosts: Sequence[int]) -> HostRequest:
-        """Requests the `HostReport`s of those of some hosts that are not lost."""
+        """Requests the `HostReport`s of some hosts, except lost ones."""
 
     @abc.abstractmethod
     def wait_for(self, request: HostRequest, seconds: float | None = None) -> None:

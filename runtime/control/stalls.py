@@ -66,7 +66,7 @@ class Stalls:
         for step in steps:
             pending = set(step.pending())
             if step.is_unordered:
-                # Other steps go on meanwhile, and its host does not report its progress.
+                # Other steps continue meanwhile, and its host does not report its progress.
                 since = step.began
                 stalled[step.number, since] = Stall(step, since, now - since, False)
                 continue
@@ -77,8 +77,8 @@ class Stalls:
                 since = max([step.began, *(progressed[host] for host in first)])
                 stalled[step.number, since] = Stall(step, since, now - since, False)
         self._next = {key: after for key, after in self._next.items() if key in stalled}
-        found = (self._judge(stall) for stall in stalled.values())
-        return [stall for stall in found if stall is not None]
+        judged = (self._judge(stall) for stall in stalled.values())
+        return [stall for stall in judged if stall is not None]
 
     def _judge(self, stall: Stall) -> Stall | None:
         key, seconds = (stall.step.number, stall.since), stall.seconds
@@ -114,11 +114,11 @@ def causes(step: Step, reports: Mapping[int, HostReport]) -> list[int]:
         waiting = {
             host
             for host in pending
-            for one in _waiting(reports.get(host), step)
-            if one.host in pending and (one.is_sure or not is_sure)
+            for wait in _waiting(reports.get(host), step)
+            if wait.host in pending and (wait.is_sure or not is_sure)
         }
-        if found := [host for host in pending if host not in waiting]:
-            return found
+        if first_hosts := [host for host in pending if host not in waiting]:
+            return first_hosts
     return list(pending)
 
 
@@ -136,15 +136,15 @@ def describe_step(step: Step, seconds: float, reports: Mapping[int, HostReport])
 def _state(report: HostReport | None, step: Step) -> str:
     if report is None:
         return "did not report"
-    own = _own(report, step)
-    if own is None:
+    step_report = _report_of(step, report)
+    if step_report is None:
         before = [f"step {other.run} of program {other.program}" for other in report.steps]
         return f"not started; running {before[0]}" if before else "not started"
-    waiting = list(own.waiting)
-    sure = [one for one in waiting if one.is_sure]
+    waiting = list(step_report.waiting)
+    sure = [wait for wait in waiting if wait.is_sure]
     if sure:
         return "has waited for " + "; ".join(map(str, sure[:3])) + (", ..." if len(sure) > 3 else "")
-    doing = "computes" if own.is_issued else f"has been issuing it for {own.seconds:.0f} s"
+    doing = "computes" if step_report.is_issued else f"has been issuing it for {step_report.seconds:.0f} s"
     if not waiting:
         return doing
     more = ", ..." if waiting[3:] else ""
@@ -155,17 +155,17 @@ def _place(report: HostReport | None, step: Step) -> str:
     """Returns the state of a call on a host."""
     if report is None:
         return "did not report"
-    own = next((call for call in report.calls if call.number == step.number), None)
-    if own is None:
+    call_report = next((call for call in report.calls if call.number == step.number), None)
+    if call_report is None:
         return "not started"
-    return f"has been running for {own.seconds:.0f} s{own.about}, in {own.place}"
+    return f"has been running for {call_report.seconds:.0f} s{call_report.about}, in {call_report.place}"
 
 
-def _own(report: HostReport | None, step: Step) -> StepReport | None:
+def _report_of(step: Step, report: HostReport | None) -> StepReport | None:
     steps = () if report is None else report.steps
     return next((other for other in steps if other.run == step.number), None)
 
 
 def _waiting(report: HostReport | None, step: Step) -> tuple[WaitReport, ...]:
-    own = _own(report, step)
-    return () if own is None else own.waiting
+    step_report = _report_of(step, report)
+    return () if step_report is None else step_report.waiting

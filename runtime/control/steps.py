@@ -30,7 +30,7 @@ class IssuedSteps:
         self._steps: dict[int, Step] = {}
         # Steps that may still be spoiled, in their order, among settled ones that are not dropped yet.
         self._unsettled: list[Step] = []
-        self._kept = 0
+        self._unsettled_count = 0
         # The last step of each host.
         self._last: dict[int, Step] = {}
 
@@ -99,14 +99,14 @@ class IssuedSteps:
 
     def _follow(self, step: Step, producers: Iterable[Step | None]) -> None:
         """Notes the steps in flight on a step's hosts: their results, which it may read, may be spoiled."""
-        for one in producers:
-            if one is not None:
-                one.check_spoiled()
+        for producer in producers:
+            if producer is not None:
+                producer.check_spoiled()
         last = {self._last[host] for host in step.hosts if host in self._last}
         # Else Ctrl-C came below, and the step follows them already.
         if step not in last:
             # These follow all others.
-            step.follow(one for one in last if not one.is_settled())
+            step.follow(earlier for earlier in last if not earlier.is_settled())
         # An unordered call does not affect the results of steps.
         if step.is_unordered:
             return
@@ -114,9 +114,9 @@ class IssuedSteps:
         if not self._unsettled or self._unsettled[-1] is not step:
             self._unsettled.append(step)
         # Not at each step: it takes time for each of them.
-        if len(self._unsettled) > 2 * self._kept + _MIN_DROPPED:
-            self._unsettled = [one for one in self._unsettled if not one.is_settled()]
-            self._kept = len(self._unsettled)
+        if len(self._unsettled) > 2 * self._unsettled_count + _MIN_DROPPED:
+            self._unsettled = [earlier for earlier in self._unsettled if not earlier.is_settled()]
+            self._unsettled_count = len(self._unsettled)
 
     def _spoil(self, gang: GangView, failure: Failure) -> None:
         """Spoils all steps that may have read values of an island whose results are unknown."""

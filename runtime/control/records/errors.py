@@ -1,4 +1,4 @@
-"""Errors of hosts: those that users see, and the record in which cores keep them."""
+"""Errors of hosts as users see them, and the record in which cores keep them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathways.dialect.errors import PathwaysError
 
 
 class HostError(PathwaysError, RuntimeError):
-    """Failure of hosts to do what was requested; names the host. Derived classes give the cause."""
+    """Failure of hosts to serve a request; names the host. Derived classes give the cause."""
 
     __module__ = "pathways"
 

@@ -86,7 +86,7 @@ class GangDrained:
 
     Attributes:
       gang: the workers of the island.
-      unfinished: the end of a sentence about what it was not done with; empty if it was done.
+      unfinished: the end of a sentence about its unfinished steps and arrays; empty without any.
     """
 
     gang: GangKey
@@ -138,10 +138,14 @@ class RestartDue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangClosed:
-    """Notice that this process closes the workers of an island; `how` completes the sentence `host 0 ...`."""
+    """Notice that this process closes the workers of an island.
+
+    Attributes:
+      ending: the end of the sentence `host 0 ...`.
+    """
 
     gang: GangKey
-    how: str
+    ending: str
 
 
 GangEvent = (
@@ -229,9 +233,9 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaveDelayed:
-    """Request of the client that, when an island gets the signal to leave, it goes on until `LeaveAllowed`.
+    """Request of the client that an island continues after the signal to leave until `LeaveAllowed`.
 
-    It goes on for its grace period at most. Each request is ended by one `LeaveAllowed`.
+    It continues for its grace period at most. Each request is ended by one `LeaveAllowed`.
     """
 
     gang: GangKey

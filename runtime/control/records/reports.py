@@ -42,7 +42,7 @@ class StepReport:
       run: its number.
       seconds: the time since it began.
       is_issued: whether all of it is issued.
-      waiting: what it waits for, or may wait for.
+      waiting: the transfers that it waits for, or may wait for.
     """
 
     program: str

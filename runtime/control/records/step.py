@@ -97,7 +97,9 @@ class Step:
     def read(self, producers: Iterable[Step | None]) -> None:
         """Notes the steps that computed its arguments: their failures are its own."""
         if producers:
-            self._reads = [one for one in dict.fromkeys(producers) if one is not None and not one._is_good()]
+            self._reads = [
+                step for step in dict.fromkeys(producers) if step is not None and not step._is_good()
+            ]
 
     def _is_good(self) -> bool:
         """Returns whether all hosts are done, without failures."""
@@ -113,8 +115,8 @@ class Step:
         if failure is not None and host not in self._errors:
             self._errors = {**self._errors, host: failure}
         if failed:
-            own = {(host, position): what for position, what in failed.items()}
-            self._failed = {**self._failed, **own, **self._failed}
+            of_host = {(host, position): result_failure for position, result_failure in failed.items()}
+            self._failed = {**self._failed, **of_host, **self._failed}
         # Only now: a thread that sees the step done reads the errors.
         self.pending_hosts.discard(host)
         if self._is_good():
@@ -161,7 +163,7 @@ class Step:
         return self._verdict() is not None
 
     def _verdict(self) -> Failure | None:
-        """Returns what spoils it, `_GOOD` when nothing can any more, or None while something may."""
+        """Returns the failure that spoils it; `_GOOD` if nothing can any more, None while something may."""
         if self._spoiled is not None:
             return self._spoiled
         if self.pending_hosts:
@@ -178,7 +180,7 @@ class Step:
             elif step.pending_hosts:
                 pending[step] = None
             else:
-                stack += [one for one in step._before if one not in seen]
+                stack += [earlier for earlier in step._before if earlier not in seen]
                 seen.update(step._before)
         if pending:
             self._before = [*spoiled, *pending]
@@ -219,13 +221,15 @@ class Step:
         self.check_spoiled()
         if not self._errors and not self._failed and not self._cut:
             return
-        which = self.hosts if hosts is None else frozenset(hosts)
+        selected = self.hosts if hosts is None else frozenset(hosts)
         position = None if number is None else number - self.number - 1
-        found = [failure for of, failure in self._errors.items() if of in which]
-        found += [failure for of, failure in self._cut.items() if of in which]
-        found += [what for (of, at), what in self._failed.items() if of in which and position in (None, at)]
-        if found:
-            raise (self._loss() or found[0]).error(self.subject)
+        failures = [failure for of, failure in self._errors.items() if of in selected]
+        failures += [failure for of, failure in self._cut.items() if of in selected]
+        failures += [
+            failure for (of, at), failure in self._failed.items() if of in selected and position in (None, at)
+        ]
+        if failures:
+            raise (self._loss() or failures[0]).error(self.subject)
 
     def _loss(self) -> Failure | None:
         """Returns the loss of a host that caused its failure, if there is one."""

@@ -199,7 +199,7 @@ class ClusterMirror(ClusterView[MirroredGang]):
                 self._join(MirroredGang(key, hosts))
             case GangClosed():
                 if (gang := self.gang(event.gang)) is not None:
-                    return self._lose(gang, gang.closed_failure(event.how), is_dead=True, now=now)
+                    return self._lose(gang, gang.closed_failure(event.ending), is_dead=True, now=now)
             case StepRefused():
                 self._end(event.step, event.why)
             case StepIndeterminate():
