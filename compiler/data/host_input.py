@@ -280,7 +280,7 @@ class _BatchesOnHosts(InputBatches):
                 "named": source.plain,
                 "rows": self._rows,
                 "shards": self._shards,
-                "own": {str(host.index): self._own[host] for host in self._hosts[gang]},
+                "shards_of_hosts": {str(host.index): self._own[host] for host in self._hosts[gang]},
                 "states": self._states,
                 "tree": self._structure,
                 "leaves": [

@@ -67,8 +67,8 @@ class Bundle:
     def without_code(self) -> bytes:
         """Returns the bytes of the bundle without its serialised executables."""
         names = [name for name in self.members if not name.startswith("executables/")]
-        kept = {name: bytes(self.members[name]) for name in names}
-        return b"".join(stored_zip.pack(kept))
+        members = {name: bytes(self.members[name]) for name in names}
+        return b"".join(stored_zip.pack(members))
 
     def artifacts(self) -> dict[str, memoryview]:
         """Returns each computation as a StableHLO portable artifact, by name."""
@@ -167,7 +167,7 @@ def read(path: str | os.PathLike[str]) -> Bundle:
     """Reads a bundle and checks it.
 
     Raises:
-      BundleError: the file cannot be read, or is no bundle of this version.
+      BundleError: the file cannot be read, or is not a bundle of this version.
     """
     name = str(path)
     try:
@@ -195,7 +195,7 @@ def parse(data: bytes, name: str) -> Bundle:
       name: the name of the file, for messages.
 
     Raises:
-      BundleError: it is no bundle of this version.
+      BundleError: it is not a bundle of this version.
     """
     try:
         members = _members(memoryview(data))

@@ -44,7 +44,7 @@ Shape = Annotated[tuple[Size, ...], Meta(max_length=64, description="a shape of 
 
 
 class BundleError(PathwaysError, ValueError):
-    """Error of a file that is no bundle, or that this process cannot or must not use."""
+    """Error of a file that is not a bundle, or that this process cannot or must not use."""
 
     # Tracebacks show the public name.
     __module__ = "pathways"
@@ -190,7 +190,7 @@ def read_index(data: memoryview) -> CodeIndex:
     """Reads the index of executables.
 
     Raises:
-      BundleError: it is no valid index.
+      BundleError: it is not a valid index.
     """
     return _read(_parse(data, INDEX), CodeIndex, INDEX)
 
@@ -199,7 +199,7 @@ def read_manifest(data: memoryview) -> Manifest:
     """Reads the manifest of a bundle.
 
     Raises:
-      BundleError: it is no valid manifest of this version.
+      BundleError: it is not a valid manifest of this version.
     """
     value = _parse(data, MANIFEST)
     if not isinstance(value, dict) or value.get("format") != "pathways-bundle":
@@ -235,9 +235,9 @@ def read_manifest(data: memoryview) -> Manifest:
             raise BundleError(f"{MANIFEST}: slice {slice.name}: expected at most {MAX_DEVICES} devices")
     if list(manifest.custom_calls) != sorted(set(manifest.custom_calls)):
         raise BundleError(f"{MANIFEST}: custom_calls: expected different names in alphabetical order")
-    known = {slice.name for slice in manifest.slices}
+    slice_names = {slice.name for slice in manifest.slices}
     for leaf in (*manifest.arguments, *manifest.results):
-        if not known.issuperset(leaf.slices) or len(set(leaf.slices)) < len(leaf.slices):
+        if not slice_names.issuperset(leaf.slices) or len(set(leaf.slices)) < len(leaf.slices):
             raise BundleError(f"{MANIFEST}: '{leaf.name}' is on slices that do not exist, or on one twice")
     _check_leaves((*manifest.positional, *manifest.named), manifest.arguments, "arguments")
     _check_leaves((manifest.result,), manifest.results, "results")

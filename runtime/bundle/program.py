@@ -79,7 +79,7 @@ class StoredProgram:
 
     @property
     def plan(self) -> Plan:
-        """The plan that reports show: that of the first repeated sub-program, if there are sub-programs."""
+        """The plan that reports show; with sub-programs, the plan of the first repeated one."""
         return self.sub_programs[self.calls.repeated if self.calls else ""].plan
 
 
@@ -92,7 +92,7 @@ def read_program(bundle: Bundle) -> StoredProgram:
     """Returns the scheduled program of a bundle, each sub-program proved free of deadlock.
 
     Raises:
-      BundleError: it is no such program, or differs from the manifest.
+      BundleError: it is not such a program, or differs from the manifest.
     """
     try:
         text = bytes(bundle.program).decode()
@@ -122,11 +122,11 @@ def read_program(bundle: Bundle) -> StoredProgram:
             function: StoredComputation(bytes(artifacts[full]), listed[full].local, listed[full].effects)
             for function, full in ((f, stored_name(name, f)) for f in _declared(sub_module))
         }
-        own = {
+        constants_of_program = {
             constant.sym_name: constants[stored_name(name, constant.sym_name)]
             for constant in ops_named(sub_module, ["pw.constant"])
         }
-        stored = Stored(computations, own)
+        stored = Stored(computations, constants_of_program)
         program_name = f"{bundle.manifest.name}_{name}" if name else bundle.manifest.name
         sub_module = copy_of(sub_module) if name else sub_module
         plan = plan_of(sub_module, program_name, stored, proved=True)
@@ -144,7 +144,7 @@ def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
     """
     context = make_context()
     calls: set[str] = set()
-    known = {
+    declared_computations = {
         stored_name(sub_program, name): computation
         for sub_program, stored in program.sub_programs.items()
         for name, computation in stored.plan.computations.items()
@@ -165,7 +165,7 @@ def check_artifacts(bundle: Bundle, program: StoredProgram) -> None:
         main = symbol_table(computation).get("main")
         if main is None or main.operation.name != "func.func":
             raise _error(bundle, f"{subject} has no function @main")
-        declared = known[name]
+        declared = declared_computations[name]
         sides = main.type.inputs, main.type.results
         # `array_type` accepts valid tensor types only.
         is_invalid = any(type_problem(type_) is not None for side in sides for type_ in side)

@@ -27,7 +27,7 @@ _UNIX = 3 << 8
 
 
 class StoredZipError(ValueError):
-    """Error of a file that is no zip of this layout, or of members that do not fit into one."""
+    """Error of a file that is not a zip of this layout, or of members that do not fit into one."""
 
 
 def _local_header(name: bytes, crc: int, size: int) -> bytes:

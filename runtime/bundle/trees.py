@@ -1,6 +1,6 @@
 """Trees of arrays with named leaves: the structure of arguments and results in a bundle.
 
-A tree is a dict, an `OrderedDict`, a list, a tuple, None, or a number, which stands for a leaf. The name of a
+A tree is a dict, an `OrderedDict`, a list, a tuple, None, or a number, which represents a leaf. The name of a
 leaf is the name of its root and then, for each level, a dot and one of
 
 - a word, for a key that is one: `params.w`;

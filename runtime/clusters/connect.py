@@ -1,4 +1,4 @@
-"""Choice of the devices that programs run on: those of this process, or those of workers on hosts."""
+"""Choice of the devices that programs run on: devices of this process, or of workers on hosts."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ def connect(
                 )
             )
         assert not isinstance(islands, Sequence)
-        found = devices.connect(
+        cluster = devices.connect(
             cpu_devices=cpu_devices, islands=islands, platform=platform, device_memory=device_memory
         )
         _close()
         stalls.monitor.configure((options or HostOptions()).stall_report)
-        return found
+        return cluster
 
 
 @boundary
@@ -153,8 +153,8 @@ def disconnect() -> None:
     """Terminates the workers, and releases the devices of all slices.
 
     The next program uses the devices of this process, unless `connect` is called before. Arrays on hosts and
-    programs compiled for hosts are lost; those of this process stay as they are. A checkpoint that is being
-    written is completed first.
+    programs compiled for hosts are lost; arrays and programs of this process are not affected. A checkpoint
+    that is being written is completed first.
     """
     with _lock:
         _close()
@@ -184,8 +184,8 @@ def _connect(requested: Settings | Attachment) -> Cluster:
         started.close()
         raise
     _controller, _requested = started, requested
-    # Registered last, since exit handlers run in reverse order: before those of modules that were imported to
-    # start the workers.
+    # Registered last, since exit handlers run in reverse order: it runs before the handlers of modules that
+    # were imported to start the workers.
     atexit.unregister(_close)
     atexit.register(_close)
     return cluster

@@ -42,27 +42,27 @@ _LAUNCHERS = {
 """Calls for names of launchers, which no cluster may have."""
 
 
-def kind_of(where: object, keywords: Mapping[str, object]) -> Kind:
+def kind_of(target: object, keywords: Mapping[str, object]) -> Kind:
     """Returns the kind of devices that a call of `connect` requests.
 
     Args:
-      where: the first argument.
-      keywords: all other arguments by name; None for one that is not given.
+      target: the first argument.
+      keywords: all other arguments by name; None for a missing one.
 
     Raises:
       TypeError: the first argument has another type.
       ValueError: the arguments do not go together; the message has a call that works.
     """
-    _check_where(where)
-    given = {name: value for name, value in keywords.items() if value is not None}
-    if not isinstance(given.get("platform", ""), str):
-        raise TypeError(f"platform={given['platform']!r}: expected the name of a platform, as in 'cpu'")
+    _check_target(target)
+    set_values = {name: value for name, value in keywords.items() if value is not None}
+    if not isinstance(set_values.get("platform", ""), str):
+        raise TypeError(f"platform={set_values['platform']!r}: expected the name of a platform, as in 'cpu'")
     kind: Kind = "process"
-    if isinstance(where, str):
+    if isinstance(target, str):
         kind = "service"
-    elif where is not None or "hosts" in given or not isinstance(given.get("islands", 1), int):
+    elif target is not None or "hosts" in set_values or not isinstance(set_values.get("islands", 1), int):
         kind = "workers"
-    for name, value in given.items():
+    for name, value in set_values.items():
         if name not in _KEYWORDS[kind]:
             raise ValueError(
                 f"connect: {name}= is not for {_DEVICES[kind]}, which have {_listed(_KEYWORDS[kind])}; "
@@ -75,29 +75,29 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _check_where(where: object) -> None:
-    if isinstance(where, str) and where in _LAUNCHERS:
-        raise ValueError(f"connect({where!r}): launchers are records, as in {_LAUNCHERS[where]}")
-    if where is None or isinstance(where, str | LauncherRecord):
+def _check_target(target: object) -> None:
+    if isinstance(target, str) and target in _LAUNCHERS:
+        raise ValueError(f"connect({target!r}): launchers are records, as in {_LAUNCHERS[target]}")
+    if target is None or isinstance(target, str | LauncherRecord):
         return
-    text = f"connect({where!r}): expected the name of a cluster, or pathways.Ssh, Slurm, Ray or Join"
-    if isinstance(where, int) and not isinstance(where, bool):
-        text += f"; did you mean hosts={where}?"
-    elif isinstance(where, type) and issubclass(where, LauncherRecord):
-        text = f"connect({where.__name__}): expected a record, as in {_LAUNCHERS[where.__name__.lower()]}"
-    elif isinstance(where, Sequence):
-        text += f"; for machines pathways.connect(pathways.Ssh({list(where)!r}, bind=))"
+    text = f"connect({target!r}): expected the name of a cluster, or pathways.Ssh, Slurm, Ray or Join"
+    if isinstance(target, int) and not isinstance(target, bool):
+        text += f"; did you mean hosts={target}?"
+    elif isinstance(target, type) and issubclass(target, LauncherRecord):
+        text = f"connect({target.__name__}): expected a record, as in {_LAUNCHERS[target.__name__.lower()]}"
+    elif isinstance(target, Sequence):
+        text += f"; for machines pathways.connect(pathways.Ssh({list(target)!r}, bind=))"
     raise TypeError(text)
 
 
-def keyword_error(name: str, value: Any, known: Iterable[str]) -> TypeError:
+def keyword_error(name: str, value: Any, keywords: Iterable[str]) -> TypeError:
     """Returns the error of a call of `connect` with a keyword that it does not have."""
     text = f"connect() got an unexpected keyword argument {name!r}"
     if name == "attach":
         text += f"; a service comes first, as in pathways.connect({value!r})"
     elif (launcher := launcher_of_keyword(name, value)) is not None:
         text += f"; it belongs to the launcher, as in {launcher}"
-    elif (near := nearest(name, known)) is not None:
+    elif (near := nearest(name, keywords)) is not None:
         text += f"; did you mean {near}={value!r}?"
     elif name in HostOptions.__struct_fields__:
         text += f"; pass options=pathways.HostOptions({name}={value!r})"

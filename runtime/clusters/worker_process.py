@@ -97,16 +97,16 @@ def main() -> int:
         config.host,
         config.epoch,
         lambda *lost: worker.report_lost_peer(*lost),
-        lambda *found: worker.report_found_peer(*found),
+        lambda *returned: worker.report_found_peer(*returned),
         config.heartbeat,
     )
-    own = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
+    local = tuple(device for device in cluster.devices if device.host.index == jax.process_index())
     worker = Worker(config, connections, peers, cluster.devices, probes, EXTENSIONS)
     connections["watch"].send(
         m.Ready(
             cluster.platform,
-            tuple(device.id for device in own),
-            tuple(device.memory for device in own),
+            tuple(device.id for device in local),
+            tuple(device.memory for device in local),
             peers.address,
             probes.address,
             socket.gethostname(),
@@ -155,9 +155,9 @@ def _connect(config: WorkerConfig, secret: bytes, channel: str) -> tuple[Connect
             if time.monotonic() > deadline:
                 raise
             if not has_warned:
-                has_warned, where = True, config.controller
+                has_warned, controller = True, config.controller
                 print(
-                    f"pathways worker: cannot reach the controller at {where}; retrying: {error}",
+                    f"pathways worker: cannot reach the controller at {controller}; retrying: {error}",
                     file=sys.stderr,
                 )
             time.sleep(_AGAIN_SECONDS * _chance.random())

@@ -81,7 +81,7 @@ class TerminateGang(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestartGang(Effect):
-    """Start of workers in the place of a terminated gang; answered by `GangStarted` or `GangStartFailed`.
+    """Start of workers instead of a terminated gang; answered by `GangStarted` or `GangStartFailed`.
 
     Attributes:
       seconds: how long they may take until they connect.

@@ -40,7 +40,7 @@ class WrongInput(TypeError):
 class Rows(Protocol):
     """Source of the rows of batches."""
 
-    def of(self, batch: int, wanted: Iterable[int]) -> Iterator[tuple[int, Any]]:
+    def of(self, batch: int, indices: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """Yields some rows of a batch, each with its index in it.
 
         A row is copied before the next one is read: the input may return the same memory again.
@@ -72,19 +72,19 @@ class NumberedRows:
         self._rows = rows
         self._count = len(source) if hasattr(source, "__len__") else None
 
-    def of(self, batch: int, wanted: Iterable[int]) -> Iterator[tuple[int, Any]]:
+    def of(self, batch: int, indices: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """See `Rows.of`."""
         first = batch * self._rows
         if self._count is not None and first + self._rows > self._count:
             raise InputEnded
-        for place in wanted:
+        for index in indices:
             try:
-                row = self._source[first + place]
+                row = self._source[first + index]
             except IndexError:
                 if self._count is None:
                     raise InputEnded from None
                 raise
-            yield place, row
+            yield index, row
 
     def states(self) -> None:
         """Returns None: the number of the batch is the position."""
@@ -97,7 +97,7 @@ class ShardedRows:
     Args:
       make: creates the input of a shard, from `shard` and `shards`.
       rows: number of rows of a batch.
-      own: the shards that this host reads.
+      shards_of_host: the shards that this host reads.
       states: the position from which each of all shards is read; None for the beginning.
     """
 
@@ -106,12 +106,12 @@ class ShardedRows:
         make: Callable[..., Any],
         rows: int,
         shards: int,
-        own: Iterable[int],
+        shards_of_host: Iterable[int],
         states: Sequence[Any] | None,
     ) -> None:
         self._rows = rows // shards
         self._iterators: dict[int, Any] = {}
-        for shard in own:
+        for shard in shards_of_host:
             source = make(shard=shard, shards=shards)
             if not hasattr(source, "__iter__") and not hasattr(source, "__next__"):
                 raise WrongInput(f"shards= needs iterable inputs, got {_kind(source)}")
@@ -122,20 +122,20 @@ class ShardedRows:
                 iterator.set_state(_position(states[shard]))
             self._iterators[shard] = iterator
 
-    def of(self, batch: int, wanted: Iterable[int]) -> Iterator[tuple[int, Any]]:
+    def of(self, batch: int, indices: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """See `Rows.of`."""
-        kept = set(wanted)
+        requested = set(indices)
         has_ended = False
         for shard, iterator in self._iterators.items():
-            for place in range(shard * self._rows, (shard + 1) * self._rows):
+            for index in range(shard * self._rows, (shard + 1) * self._rows):
                 try:
                     row = next(iterator)
                 except StopIteration:
                     # Read the other shards nevertheless: an error of one of them is reported on every host.
                     has_ended = True
                     break
-                if place in kept:
-                    yield place, row
+                if index in requested:
+                    yield index, row
         if has_ended:
             raise InputEnded
 
@@ -220,7 +220,7 @@ def begin(
     named: Mapping[str, Any],
     rows: int,
     shards: int | None,
-    own: Mapping[str, Sequence[int]],
+    shards_of_hosts: Mapping[str, Sequence[int]],
     states: Sequence[Any] | None,
     tree: Any,
     leaves: Sequence[tuple[int, Sequence[int]]],
@@ -233,7 +233,7 @@ def begin(
       named: its keyword arguments.
       rows: number of rows of a batch.
       shards: number of shards; None for rows that have numbers.
-      own: the shards that each host reads.
+      shards_of_hosts: the shards that each host reads.
       states: the positions of all shards; None for the beginning.
       tree: see `_OpenInput`.
       leaves: see `_OpenInput`.
@@ -245,7 +245,7 @@ def begin(
     context().about = ", opening the input"
     try:
         make = context().find(function)
-        opened = open_rows(make, named, rows, shards, own.get(str(context().host), ()), states)
+        opened = open_rows(make, named, rows, shards, shards_of_hosts.get(str(context().host), ()), states)
     except WrongInput as error:
         raise CallRefused("result", str(error)) from None
     context().objects[source] = _OpenInput(opened, tree, leaves, row_shapes, SpareMemory())
@@ -265,23 +265,25 @@ def batch(*, source: str, number: int) -> list[Any]:
     call.about = f", batch {number}"
     opened: _OpenInput = call.objects[source]
     plan = [
-        [(device, rows_of(index, result.shape)) for device, index in own.items()]
+        [(device, rows_of(index, result.shape)) for device, index in indices.items()]
         for result, sharding in zip(call.results, call.shardings, strict=True)
-        for own in [sharding.addressable_devices_indices_map(result.shape)]
+        for indices in [sharding.addressable_devices_indices_map(result.shape)]
     ]
     shards: list[dict[Any, np.ndarray[Any, Any]]] = [
         {
             bounds: opened.memory.array(shape_of(bounds), jax.numpy.dtype(result.dtype))
-            for bounds in {bounds for _, bounds in own}
+            for bounds in {bounds for _, bounds in devices_and_rows}
         }
-        for own, result in zip(plan, call.results, strict=True)
+        for devices_and_rows, result in zip(plan, call.results, strict=True)
     ]
     _fill(opened, number, shards)
     arrays = []
-    for own, result, sharding, filled in zip(plan, call.results, call.shardings, shards, strict=True):
+    for devices_and_rows, result, sharding, filled in zip(
+        plan, call.results, call.shardings, shards, strict=True
+    ):
         # Without x64 JAX would narrow 64-bit elements.
         with jax.enable_x64(True):
-            placed = [pjrt.put_shard(filled[bounds], device, sharding) for device, bounds in own]
+            placed = [pjrt.put_shard(filled[bounds], device, sharding) for device, bounds in devices_and_rows]
         # All shards may be on other hosts of the island.
         array = jax.make_array_from_single_device_arrays(result.shape, sharding, placed) if placed else None
         arrays.append(array)
@@ -311,9 +313,9 @@ def _fill(opened: _OpenInput, number: int, shards: Sequence[Mapping[Any, np.ndar
         for (leaf, first), of_array in zip(opened.leaves, shards, strict=True)
         for bounds, shard in of_array.items()
     ]
-    wanted = {row for _, start, _, shard in targets for row in range(start, start + len(shard))}
+    indices = {row for _, start, _, shard in targets for row in range(start, start + len(shard))}
     try:
-        for place, row in opened.rows.of(number, sorted(wanted)):
+        for place, row in opened.rows.of(number, sorted(indices)):
             leaves = row_leaves(row, opened.tree, f"row {place}")
             for leaf, start, inside, shard in targets:
                 if start <= place < start + len(shard):
@@ -328,28 +330,28 @@ def open_rows(
     named: Mapping[str, Any],
     rows: int,
     shards: int | None,
-    own: Iterable[int],
+    shards_of_host: Iterable[int],
     states: Sequence[Any] | None,
 ) -> Rows:
     """Returns the rows of an input, see `begin`."""
     if shards is None:
         return NumberedRows(make(**named), rows)
-    return ShardedRows(lambda **shard: make(**named, **shard), rows, shards, own, states)
+    return ShardedRows(lambda **shard: make(**named, **shard), rows, shards, shards_of_host, states)
 
 
-def row_leaves(row: Any, tree: Any, where: str) -> dict[int, tuple[str, Any]]:
+def row_leaves(row: Any, tree: Any, name: str) -> dict[int, tuple[str, Any]]:
     """Returns the leaves of a row, each with its name in messages.
 
     Raises:
       CallRefused: the row has another structure.
     """
     try:
-        return plain.matched(tree, row, where)
+        return plain.matched(tree, row, name)
     except TypeError as error:
         raise CallRefused("result", str(error)) from None
 
 
-def checked(where: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
+def checked(name: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
     """Returns a leaf of a row as an array.
 
     Raises:
@@ -363,7 +365,7 @@ def checked(where: str, value: Any, dtype: Any, shape: Sequence[int]) -> Any:
         if array.shape == tuple(shape) and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
             return array
         got = f"{array.dtype}{list(array.shape)}"
-    raise CallRefused("result", f"{where} is {got}: expected {dtype}{list(shape)}")
+    raise CallRefused("result", f"{name} is {got}: expected {dtype}{list(shape)}")
 
 
 def _kind(value: Any) -> str:

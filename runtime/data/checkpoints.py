@@ -37,8 +37,10 @@ def copy(
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, FailedArray):
             raise CallRefused("argument", f"{name} is an error: {array.error}")
-    own = shards[str(context().host)]
-    context().objects[save] = [_copied(arrays[n].addressable_shards[shard].data) for n, shard in own]
+    shards_of_host = shards[str(context().host)]
+    context().objects[save] = [
+        _copied(arrays[n].addressable_shards[shard].data) for n, shard in shards_of_host
+    ]
 
 
 @of_package
@@ -56,15 +58,15 @@ def write(
     Args:
       save: the name of the save, which a file in the folder has to contain: proof that this host sees the
         folder of the controller.
-      leaves: what this host writes: the spec of tensorstore of each leaf, and its pieces, each the number of
-        a copy and the first element in each dimension.
+      leaves: the leaves that this host writes: the spec of tensorstore of each, and its pieces, each the
+        number of a copy and the first element in each dimension.
       settings: of the context of tensorstore.
 
     Returns:
       The size and the checksum of the manifest, which the controller has to find in the folder.
     """
     host = context().host
-    kept = context().objects.pop(save)
+    copies = context().objects.pop(save)
     token = Path(folder, f".{save}")
     try:
         is_seen = token.read_text() == save
@@ -73,7 +75,7 @@ def write(
     if not is_seen:
         raise CallRefused("folder", f"does not see the folder {folder}")
     with _errors_of_system(folder):
-        _write_all(leaves, kept, settings)
+        _write_all(leaves, copies, settings)
     return manifest(Path(folder, f"ocdbt.process_host{host}"))
 
 
@@ -114,15 +116,15 @@ def _copied(shard: jax.Array) -> np.ndarray[Any, Any]:
     return copied
 
 
-def _write_all(leaves: Sequence[dict[str, Any]], kept: list[Any], settings: Any) -> None:
+def _write_all(leaves: Sequence[dict[str, Any]], copies: list[Any], settings: Any) -> None:
     with ArrayFiles(settings) as files:
         opened = [files.open(leaf["spec"], create=True, open=True) for leaf in leaves]
         for future, leaf in zip(opened, leaves, strict=True):
             store = future.result()
             for number, first in leaf["pieces"]:
-                data = kept[number]
+                data = copies[number]
                 # The write alone holds the copy, which is freed when it is done.
-                kept[number] = None
+                copies[number] = None
                 files.write(store[_block(first, data.shape)], data)
         files.finish()
 

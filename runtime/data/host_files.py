@@ -126,8 +126,8 @@ class RestoredLeaf:
     def put(self, value: np.ndarray[Any, Any]) -> Array:
         """Sends an array of this process there, and returns it."""
         array = Array(self.controller, self.aval)
-        for where in self.locations:
-            array.put(where, value)
+        for location in self.locations:
+            array.put(location, value)
         return array
 
 
@@ -163,31 +163,34 @@ class HostSave:
     def _share(self, number: int, array: Array, held: dict[HostGang, list[tuple[int, Location]]]) -> None:
         """Assigns the shards of an array to hosts: of equal shards to the host with least to write."""
         # If all are lost, the call on one of them raises the error that names its host.
-        locations = [where for where in array.locations if not where.gang.is_lost()] or [*array.locations]
+        live = [location for location in array.locations if not location.gang.is_lost()]
+        locations = live or [*array.locations]
         # Raises the error of an array that was deleted just now.
         array.is_ready()
-        whole = [where for where in locations if where.block == WHOLE_ARRAY]
+        complete = [location for location in locations if location.block == WHOLE_ARRAY]
         # Copies may be divided differently.
-        cut = {where.block: where for where in locations if _is_cut_as(where, locations[0])}
-        copies = [min(whole, key=self._load)] if whole else [*cut.values()]
+        blocks = {location.block: location for location in locations if _is_cut_as(location, locations[0])}
+        copies = [min(complete, key=self._load)] if complete else [*blocks.values()]
         shape: tuple[int, ...] = ()
-        for where in copies:
-            own = held.setdefault(where.gang, [])
-            own.append((number, where))
-            size, offset = where.block_of(array.shape)
-            shards = dict(different_shards(size, where.placement))
-            for host, positions in where.holders.items():
+        for location in copies:
+            saved = held.setdefault(location.gang, [])
+            saved.append((number, location))
+            size, offset = location.block_of(array.shape)
+            shards = dict(different_shards(size, location.placement))
+            for host, positions in location.holders.items():
                 for n, position in enumerate(positions):
                     if position in shards:
                         bounds = shards[position]
                         # All shards have this shape: `is_written_there` rejects arrays with uneven ones.
                         shape = tuple(side.stop - side.start for side in bounds)
                         first = tuple(at + side.start for at, side in zip(offset, bounds, strict=True))
-                        self._pieces.setdefault(host, []).append(_CopiedShard(number, len(own) - 1, n, first))
+                        self._pieces.setdefault(host, []).append(
+                            _CopiedShard(number, len(saved) - 1, n, first)
+                        )
         self._shapes.append(shape)
 
-    def _load(self, where: Location) -> int:
-        return max(self._bytes(host) for host in where.holders)
+    def _load(self, location: Location) -> int:
+        return max(self._bytes(host) for host in location.holders)
 
     def _bytes(self, host: WorkerHandle) -> int:
         return sum(
@@ -206,14 +209,14 @@ class HostSave:
         hosts = [host for host in gang.hosts if host in self._pieces]
         shards = {str(h.index): [(piece.array, piece.shard) for piece in self._pieces[h]] for h in hosts}
         with self._controller.order:
-            arrays = [KeptArray(saved[n].number_at(where), None) for n, where in places]
+            arrays = [KeptArray(saved[n].number_at(location), None) for n, location in places]
             tree = {"t": [{"l": [*range(len(arrays))]}]}
             arguments = plain.encode(
                 [[], tree, {"save": self._name, "names": [names[n] for n, _ in places], "shards": shards}],
                 _NAME,
             )
             message = call_of(f"{_MODULE}:copy", 0, self._lane, arrays, arguments, None)
-            producers = [saved[n].step_at(where) for n, where in places]
+            producers = [saved[n].step_at(location) for n, location in places]
             return self._controller.call(f"{_NAME}: copy", gang, hosts, message, producers)
 
     def drop(self) -> None:
@@ -232,7 +235,7 @@ class HostSave:
         Raises:
           OSError: a host did not write its shards, or did elsewhere; names host and folder.
         """
-        # Hosts read this file first: on another machine the path may be that of a different folder.
+        # Hosts read this file first: on another machine the path may belong to a different folder.
         token = folder / f".{self._name}"
         try:
             try:
@@ -244,12 +247,12 @@ class HostSave:
             # An incomplete array is not committed.
             _raise_first(_failures(self._controller, self._copies), folder)
             named = {"save": self._name, "folder": str(folder), "settings": settings}
-            own = {
+            arguments_by_host = {
                 host: {"leaves": self._leaves(host, pieces, names, spec)}
                 for host, pieces in self._pieces.items()
             }
-            calls, lost = self._call_all("write", named, own)
-            # A host may write on until then.
+            calls, lost = self._call_all("write", named, arguments_by_host)
+            # A host may continue to write until then.
             _raise_first([*lost, *_failures(self._controller, calls)], folder)
             for call in calls:
                 for index, answer in call.answers.items():
@@ -264,32 +267,32 @@ class HostSave:
         names: Mapping[int, str],
         spec: Callable[..., Any],
     ) -> list[dict[str, Any]]:
-        own: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        copies_by_leaf: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         for copy, piece in enumerate(pieces):
-            own.setdefault(piece.leaf, []).append((copy, piece.first))
+            copies_by_leaf.setdefault(piece.leaf, []).append((copy, piece.first))
         return [
             {
                 "spec": spec(names[leaf], *self._types[leaf], self._shapes[leaf], f"host{host.index}"),
                 "pieces": copies,
             }
-            for leaf, copies in own.items()
+            for leaf, copies in copies_by_leaf.items()
         ]
 
     def _call_all(
         self,
         function: str,
         named: dict[str, Any],
-        own: Mapping[WorkerHandle, dict[str, Any]] | None = None,
+        arguments_by_host: Mapping[WorkerHandle, dict[str, Any]] | None = None,
         module: str = _MODULE,
     ) -> tuple[list[FunctionCall], list[HostError]]:
-        """Calls a function on all hosts with shards, with arguments of their own.
+        """Calls a function on all hosts with shards, with the arguments of each.
 
         Returns:
           The calls, and an error for each lost host.
         """
         calls, lost = [], []
         for host in self._pieces:
-            arguments = plain.encode([[], {"t": []}, named | (own or {}).get(host, {})], _NAME)
+            arguments = plain.encode([[], {"t": []}, named | (arguments_by_host or {}).get(host, {})], _NAME)
             message = call_of(f"{module}:{function}", 0, self._lane, [], arguments, None)
             try:
                 calls.append(self._controller.call(f"{_NAME}: {function}", host.gang, [host], message))
@@ -299,12 +302,13 @@ class HostSave:
 
     def _check_seen(self, index: int, written: dict[str, int], folder: Path) -> None:
         # This process merges the files of the hosts, which may appear late on a network file system.
-        own = folder / f"ocdbt.process_host{index}"
+        folder_of_host = folder / f"ocdbt.process_host{index}"
         deadline = time.monotonic() + _SEEN_SECONDS
-        while checkpoints.manifest(own) != written:
+        while checkpoints.manifest(folder_of_host) != written:
             if time.monotonic() > deadline:
                 raise CheckpointFailedError(
-                    f"{self._controller.hosts[index]} has written {own}, but this process does not see it"
+                    f"{self._controller.hosts[index]} has written {folder_of_host}, "
+                    "but this process does not see it"
                 )
             time.sleep(0.05)
 
@@ -331,8 +335,8 @@ class StoredSave(HostSave):
                 self._pieces.setdefault(host, []).append(_CopiedShard(leaf, 0, 0, block.first))
                 names.setdefault(host, []).append(block.name)
         named = {"save": self._name, "run": version.run, "key": version.key}
-        own = {host: {"blocks": blocks} for host, blocks in names.items()}
-        self._copies, lost = self._call_all("map_blocks", named, own, version.module)
+        arguments_by_host = {host: {"blocks": blocks} for host, blocks in names.items()}
+        self._copies, lost = self._call_all("map_blocks", named, arguments_by_host, version.module)
         if lost:
             # Blocks that are mapped take memory, though their version is dropped.
             self.drop()
@@ -348,22 +352,22 @@ def arrays_read_by_hosts(
       OSError: a host cannot; names host and folder.
     """
     controller = targets[0].controller
-    wanted: dict[HostGang, list[tuple[int, Location]]] = {}
+    places_by_gang: dict[HostGang, list[tuple[int, Location]]] = {}
     for number, target in enumerate(targets):
-        for where in target.locations:
-            wanted.setdefault(where.gang, []).append((number, where))
+        for location in target.locations:
+            places_by_gang.setdefault(location.gang, []).append((number, location))
     arrays = [Array(controller, target.aval) for target in targets]
     specs = [spec(name) for name in names]
     # A host that finds another manifest at this path sees a different folder.
     seen = checkpoints.manifest(folder)
     calls, lost = [], []
-    for gang, places in wanted.items():
+    for gang, places in places_by_gang.items():
         outputs: list[ResultArray] = []
         leaves = []
-        for number, where in places:
+        for number, location in places:
             aval = targets[number].aval
-            shape, first = where.block_of(aval.shape)
-            outputs.append(ResultArray(shape, np.dtype(aval.dtype).name, where.placement))
+            shape, first = location.block_of(aval.shape)
+            outputs.append(ResultArray(shape, np.dtype(aval.dtype).name, location.placement))
             leaves.append({"spec": specs[number], "first": first})
         named = {
             "folder": str(folder),
@@ -374,15 +378,15 @@ def arrays_read_by_hosts(
         arguments = plain.encode([[], {"t": []}, named], _NAME)
         structure = plain.encode({"l": [*range(len(outputs))]}, _NAME)
         message = call_of(f"{_MODULE}:read", 0, next(lanes), [], arguments, tuple(outputs), structure)
-        holders = {host for _, where in places for host in where.holders}
+        holders = {host for _, location in places for host in location.holders}
         hosts = [host for host in gang.hosts if host in holders]
         try:
             call = controller.call(f"{_NAME}: read", gang, hosts, message)
         except HostError as error:
             lost.append(error)
             continue
-        for n, (number, where) in enumerate(places):
-            arrays[number].add_copy(where, call.number + 1 + n, call)
+        for n, (number, location) in enumerate(places):
+            arrays[number].add_copy(location, call.number + 1 + n, call)
         calls.append(call)
     _raise_first([*lost, *_failures(controller, calls)], folder)
     return arrays
@@ -403,21 +407,23 @@ def _failures(controller: HostSession, calls: Sequence[FunctionCall]) -> list[Ex
             if answer is None or answer.failure is None:
                 failures.append(failure.error())
                 continue
-            what = answer.failure
-            text = f"{what.type}: {what.text}" if what.errno is None and what.type else what.text
-            wrong = CheckpointFailedError(f"{host} {text}" if what.kind == "folder" else f"{host}: {text}")
-            wrong.errno, wrong.filename = what.errno, what.path
+            problem = answer.failure
+            text = (
+                f"{problem.type}: {problem.text}" if problem.errno is None and problem.type else problem.text
+            )
+            wrong = CheckpointFailedError(f"{host} {text}" if problem.kind == "folder" else f"{host}: {text}")
+            wrong.errno, wrong.filename = problem.errno, problem.path
             failures.append(wrong)
     return failures
 
 
 def _raise_first(failures: Sequence[Exception], folder: Path) -> None:
     # A lost host explains missing files, whatever errors other hosts report.
-    for failure in sorted(failures, key=lambda one: not isinstance(one, HostError)):
+    for failure in sorted(failures, key=lambda failure: not isinstance(failure, HostError)):
         if isinstance(failure, HostError):
             raise CheckpointFailedError(f"{failure.record().text} (it had shards of {folder})") from failure
         raise failure
 
 
-def _is_cut_as(where: Location, other: Location) -> bool:
-    return (where.block.count, where.block.dim) == (other.block.count, other.block.dim)
+def _is_cut_as(location: Location, other: Location) -> bool:
+    return (location.block.count, location.block.dim) == (other.block.count, other.block.dim)

@@ -398,7 +398,7 @@ class _Writer:
         namespace = dict(self.values)
         exec(compile(source, filename, "exec"), namespace)
         run = namespace.pop("run")
-        # Without a modification time, `linecache.checkcache` keeps an entry that is no file.
+        # Without a modification time, `linecache.checkcache` keeps an entry without a file.
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         weakref.finalize(run, functools.partial(linecache.cache.pop, filename, None)).atexit = False
         return GeneratedFunction(run, source, self.steps)

@@ -42,7 +42,7 @@ def connect(
 ) -> Cluster:
     """Connects to devices of this process, and returns their cluster.
 
-    See `runtime.clusters.connect.connect`, which has all of these settings and also those of hosts.
+    See `runtime.clusters.connect.connect`, which has all of these settings and also settings of hosts.
     """
     return process_cluster.connect(_discovery(cpu_devices, islands, platform, device_memory))
 
@@ -146,7 +146,7 @@ def memory_kinds() -> tuple[str, ...]:
 def live_arrays(platform: str | None = None) -> list[jax.Array]:
     """Returns the live arrays of this process on devices of a platform, or of all platforms.
 
-    `jax.live_arrays` returns those of a single platform, and fails if JAX has no devices of it.
+    `jax.live_arrays` returns the arrays of a single platform, and fails if JAX has no devices of it.
     """
     return [
         array

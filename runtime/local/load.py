@@ -76,7 +76,7 @@ class Executable:
         An error in a computation surfaces on the arrays that depend on it, or here if XLA runs the
         computation at once. While a trace is recorded, this is another function.
       source: the source of `run` without a trace.
-      profiled: whether profiles of XLA have the times of launches; those of XLA:CPU do.
+      profiled: whether profiles of XLA have the times of launches; profiles of XLA:CPU do.
       executables: the executable of each computation on each slice, by their names; of a local computation,
         the executable of the first device.
       requests: the load requests, in order.
@@ -170,7 +170,7 @@ def load(
     Args:
       bindings: the devices of each of its slices, by name.
       result_avals: the avals of the program's results, which may have weak types and the dtypes of typed PRNG
-        keys, unlike the types of the plan. By default those of the plan.
+        keys, unlike the types of the plan. By default the avals of the plan.
       callbacks: the Python callbacks of JAX's lowering of the program, for computations that call them.
       argument_names: the names of the arguments, for messages. By default their numbers.
       code: serialised executables for such devices, by the names of computation and slice; computations

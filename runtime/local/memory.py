@@ -202,16 +202,16 @@ def _of_calls(
         return _sum([*waiting, *(of for name, of in constants.items() if name != call.sub_program)])
 
     in_addition = [other_bytes(k, call) for k, call in enumerate(calls.calls)]
-    found = {}
+    stats_by_slice = {}
     for name, of_last in analyses[calls.calls[-1].sub_program].items():
         of_calls = [analyses[call.sub_program][name] for call in calls.calls]
         peaks = [getattr(memory, f"{prefix}peak_memory_in_bytes") for memory in of_calls]
-        own = {n: size.get(name, 0) for n, size in sizes.items()}
-        found[name] = {
-            f"{prefix}argument_size_in_bytes": sum(own.get(n, 0) for n in arguments)
+        sizes_on_slice = {n: size.get(name, 0) for n, size in sizes.items()}
+        stats_by_slice[name] = {
+            f"{prefix}argument_size_in_bytes": sum(sizes_on_slice.get(n, 0) for n in arguments)
             + sum(c.get(name, 0) for c in constants.values()),
             f"{prefix}output_size_in_bytes": getattr(of_last, f"{prefix}output_size_in_bytes"),
-            f"{prefix}alias_size_in_bytes": sum(own.get(n, 0) for n in calls.donated),
+            f"{prefix}alias_size_in_bytes": sum(sizes_on_slice.get(n, 0) for n in calls.donated),
             f"{prefix}temp_size_in_bytes": max(
                 getattr(memory, f"{prefix}temp_size_in_bytes") for memory in of_calls
             ),
@@ -219,7 +219,7 @@ def _of_calls(
                 peak + additional.get(name, 0) for peak, additional in zip(peaks, in_addition, strict=True)
             ),
         }
-    return found
+    return stats_by_slice
 
 
 def _bytes_by_slice(plan: Plan, port: Argument | Result, on_host: bool) -> dict[str, int]:
@@ -301,9 +301,9 @@ def _temporaries(launch: Any) -> int:
 
 def machine_memory() -> tuple[int, str]:
     """Returns the bytes of memory that this process may use, and the subject of a sentence about them."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    group = min(_limits_of_groups(), default=whole)
-    return (group, "the limit of its cgroup is") if group < whole else (whole, "the machine has")
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = min(_limits_of_groups(), default=installed)
+    return (group, "the limit of its cgroup is") if group < installed else (installed, "the machine has")
 
 
 def _limits_of_groups(

@@ -25,20 +25,20 @@ from pathways.runtime.resources.manager import Binding
 from pathways.runtime.xla import ifrt, pjrt
 
 REMEDY = "run it without pw-proxy, or with pathways.connect(hosts=...)"
-"""End of messages of what a server has not."""
+"""End of messages about features that a server does not have."""
 
 
-def check_not_proxied(what: str) -> None:
+def check_not_proxied(work: str) -> None:
     """Checks that no server has the devices: its processes run no Python of a program.
 
     Args:
-      what: says what runs in workers, for the message.
+      work: the subject and the verb of the message, as in `pw.on_hosts: f runs`.
 
     Raises:
       RuntimeError: a server has them.
     """
     if pjrt.is_proxied(devices_of_cluster()[0]):
-        raise RuntimeError(f"{what} in workers, which a program has not behind pw-proxy; {REMEDY}")
+        raise RuntimeError(f"{work} in workers, which a program has not behind pw-proxy; {REMEDY}")
 
 
 MAX_AHEAD = 96
@@ -60,16 +60,16 @@ class CallWindow:
 
     def __init__(self) -> None:
         self._count = 0
-        self._kept: collections.deque[list[Callable[[], jax.Array | None]]] = collections.deque()
+        self._waiting_results: collections.deque[list[Callable[[], jax.Array | None]]] = collections.deque()
 
     def wait_for_room(self) -> None:
         """Waits until a further call has room."""
-        if len(self._kept) * _CALLS_APART < MAX_AHEAD:
+        if len(self._waiting_results) * _CALLS_APART < MAX_AHEAD:
             return
-        for result in self._kept.popleft():
+        for result in self._waiting_results.popleft():
             array = result()
             if array is not None and not array.is_deleted():
-                # Its error is for those who read it; and another thread may have donated it by now.
+                # Its readers get its error; and another thread may have donated it by now.
                 with contextlib.suppress(RuntimeError):
                     array.block_until_ready()
                 return
@@ -78,7 +78,7 @@ class CallWindow:
         """Notes the results of a call."""
         self._count += 1
         if self._count % _CALLS_APART == 0:
-            self._kept.append([_held(result) for result in results])
+            self._waiting_results.append([_held(result) for result in results])
 
 
 def _held(array: jax.Array) -> Callable[[], jax.Array | None]:

@@ -20,7 +20,7 @@ class RecordedSpan:
     Attributes:
       track: see `TraceSpan`; empty for this host.
       row: see `TraceSpan`.
-      name: what was done.
+      name: the name of the work.
       start: when it began.
       end: when it ended.
       client: on a worker, the number of the client for which it was done.

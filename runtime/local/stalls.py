@@ -64,7 +64,7 @@ class LocalStalls:
 
 
 def describe(arrays: Sequence[Any], seconds: float, awaited: Iterable[str] = ()) -> str:
-    """Returns a report of arrays: their devices, what they may wait for, and the positions of threads."""
+    """Returns a report of arrays: their devices, the possible causes, and the positions of threads."""
     lines = [f"{len(arrays)} arrays have not been computed for {seconds:.0f} seconds"]
     by_devices: dict[tuple[Any, ...], list[Any]] = {}
     for array in arrays:

@@ -63,8 +63,8 @@ class MetricsFeed:
             self._server.listen(_BACKLOG)
         except OSError as error:
             self._server.close()
-            where = f"{address[0]}:{address[1]}"
-            raise MetricsError(f"[metrics]: cannot listen at {where}: {error.strerror or error}") from None
+            place = f"{address[0]}:{address[1]}"
+            raise MetricsError(f"[metrics]: cannot listen at {place}: {error.strerror or error}") from None
         self._take = take
         self._seconds = seconds
         self._closed = threading.Event()

@@ -85,13 +85,13 @@ class History:
             # The rest of all clients gets their accounts long after their steps.
             if record.client != REST:
                 totals[record.client, record.island] += record.use.device_seconds
-        known, self._totals = self._totals, dict(totals)
+        earlier_totals, self._totals = self._totals, dict(totals)
         if before is None or snapshot.status.time <= before.status.time:
             self._choose_colours()
             return
         self.intervals.append(UseInterval(before.status.time, snapshot.status.time))
         for (client, island), total in totals.items():
-            if (seconds := total - known.get((client, island), 0.0)) > 0:
+            if (seconds := total - earlier_totals.get((client, island), 0.0)) > 0:
                 self._spread(island, client, seconds)
         while self.intervals[0].end < snapshot.status.time - STRIP_SECONDS:
             self.intervals.popleft()
@@ -114,18 +114,18 @@ class History:
         present |= {client.name for client in self.latest.status.clients}
         self.colours = {name: number for name, number in self.colours.items() if name in present}
         for name in sorted(present - self.colours.keys()):
-            taken = set(self.colours.values())
-            self.colours[name] = next(number for number in itertools.count() if number not in taken)
+            used_numbers = set(self.colours.values())
+            self.colours[name] = next(number for number in itertools.count() if number not in used_numbers)
 
     def shares(self, island: str) -> dict[str, float]:
         """Returns the fraction of the last minute for which each client had an island."""
-        whole = sum(interval.seconds for interval in self.intervals)
-        if not whole:
+        total_seconds = sum(interval.seconds for interval in self.intervals)
+        if not total_seconds:
             return {}
         totals: dict[str, float] = collections.defaultdict(float)
         for interval in self.intervals:
             for client, fraction in interval.used.get(island, {}).items():
-                totals[client] += fraction * interval.seconds / whole
+                totals[client] += fraction * interval.seconds / total_seconds
         return dict(sorted(totals.items(), key=lambda item: self.colours[item[0]]))
 
 

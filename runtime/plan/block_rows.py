@@ -56,13 +56,14 @@ def blocks_in(shard: Rows, bounds: Bounds) -> list[Rows]:
 
 
 def rows_within(rows: Iterable[tuple[int, int]], shard: Rows) -> Rows:
-    """Returns the rows that a block has in a shard, from those of both in the array."""
+    """Returns the rows of a block in a shard, from the rows of both in the array."""
     return tuple((start - first, stop - first) for (start, stop), (first, _) in zip(rows, shard, strict=True))
 
 
 def block_name(array: str, rows: Rows, shape: Sequence[int]) -> str:
     """Returns the name of a block, such as `state['w'][0:4, :]`; without rows where it is the array."""
     parts = [
-        ":" if own == (0, count) else f"{own[0]}:{own[1]}" for own, count in zip(rows, shape, strict=True)
+        ":" if bounds == (0, count) else f"{bounds[0]}:{bounds[1]}"
+        for bounds, count in zip(rows, shape, strict=True)
     ]
     return f"{array}[{', '.join(parts)}]" if any(part != ":" for part in parts) else array

@@ -22,8 +22,8 @@ class HostProgram:
 
     Attributes:
       plan: the plan; arguments and results that are on no device of the host have no slots in it.
-      inputs: the positions, among the input arrays of the island, of those that the host gets.
-      outputs: the positions, among the output arrays of the island, of those that the host produces.
+      inputs: the positions of the host's inputs among the input arrays of the island.
+      outputs: the positions of the host's outputs among the output arrays of the island.
     """
 
     plan: Plan

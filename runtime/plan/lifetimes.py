@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathways.runtime.plan.plan import Launch, Plan, Receive, Release, Send, Slot, Transfer
 
 BEFORE = -1
-"""Number that stands for the time before the first step."""
+"""Number that represents the time before the first step."""
 
 
 @dataclasses.dataclass(frozen=True)

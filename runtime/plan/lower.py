@@ -166,8 +166,8 @@ class _Flattener:
         return slot
 
     def plan(self, computations: Mapping[str, Computation]) -> Plan:
-        """Returns the plan, with those of `computations` that it launches."""
-        # In this order: a step looks up the slots of what it reads, and results come last.
+        """Returns the plan, with the members of `computations` that it launches."""
+        # In this order: a step looks up the slots of its operands, and results come last.
         arguments = self.flatten_arguments()
         steps: list[Step] = []
         times = attribute_of(self.module.operation, TIMES)
@@ -219,7 +219,7 @@ class _Flattener:
         )
 
     def steps(self, op: ir.OpView) -> Iterator[Step]:
-        """Yields the steps that an operation stands for, chosen by its traits."""
+        """Yields the steps that an operation represents, chosen by its traits."""
         if dialect.op_has(op, Trait.EXECUTES):
             yield self.launch(op)
         elif dialect.op_has(op, Trait.TRANSFERS):
@@ -281,7 +281,7 @@ class _Flattener:
         self, values: Sequence[ir.Value], attrs: Sequence[Mapping[str, ir.Attribute]]
     ) -> tuple[ArrayType, dict[str, Slot], Replicas | None, str | None]:
         """Joins the values of all replicas to the one argument or result that callers pass or get."""
-        # A constant is one value on the slices of all replicas; each replica has only those of its own port.
+        # A constant is one value on the slices of all replicas; each replica has only the slices of its port.
         by_replica = [
             {
                 name: slot
@@ -383,11 +383,11 @@ class _Flattener:
             (dialect.argument_attrs(function), function.type.inputs),
             (dialect.result_attrs(function), function.type.results),
         ):
-            whole = [array_type(type_) for type_ in tensors]
+            array_types = [array_type(type_) for type_ in tensors]
             types.append(
-                [self.shard_type(t, a.get(SHARDING)) for t, a in zip(whole, attrs, strict=True)]
+                [self.shard_type(t, a.get(SHARDING)) for t, a in zip(array_types, attrs, strict=True)]
                 if stored.local
-                else whole
+                else array_types
             )
         return Computation(
             name=name,

@@ -89,7 +89,7 @@ class Launch:
       operands: the slots that it reads.
       results: the slots that it fills.
       label: its name in traces and errors.
-      origins: the placed calls that it stands for; none for glue.
+      origins: the placed calls that it represents; none for glue.
       microbatch: the microbatch that it works on, None outside loops.
       loop: the loop that it belongs to, None outside loops.
     """
@@ -150,7 +150,7 @@ class Send:
       peer: the number of the host that receives.
       index: the number of the transfer among all transfers between hosts of a step; the sender and the
         receiver use the same one, and no other transfer does.
-      routes: as those of a `Transfer`; None where device k of `src` sends its shard to device k of `dst`.
+      routes: as in a `Transfer`; None where device k of `src` sends its shard to device k of `dst`.
       copy: whether a copy of the arrays must be sent, because they may be donated or deleted before the other
         host has received them.
     """
@@ -184,8 +184,8 @@ class Receive:
       peer: the number of the host that sends.
       index: the number of the transfer among all transfers between hosts of a step; the sender and the
         receiver use the same one, and no other transfer does.
-      routes: as those of a `Transfer`, with the operands of the `Send`; None where device k of `dst` receives
-        the shard of device k of `src`.
+      routes: as in a `Transfer`, with the operands of the `Send`; None where device k of `dst` receives the
+        shard of device k of `src`.
     """
 
     results: tuple[Slot, ...]
@@ -272,7 +272,7 @@ class Plan:
     Attributes:
       slices: the slices that it needs, by name.
       computations: its XLA modules, by name.
-      arguments: all arguments: those that the caller passes, with constants anywhere among them.
+      arguments: all arguments: the arguments that the caller passes, with constants anywhere among them.
       steps: launches, transfers and releases in an order that was proved free of deadlock; a host program has
         sends and receives, too.
       slot_types: the type of the array in each slot.
@@ -285,9 +285,9 @@ class Plan:
       channels: the number of values that each channel has room for, by the name of the channel.
       times: the durations of its placed calls that it was scheduled with.
       host: the number of the host of a host program; None for a whole program.
-      argument_numbers: of a host program, for each argument its number among those that the caller of the
-        whole program passes; constants have the numbers after these.
-      result_numbers: of a host program, for each result its number among those of the whole program.
+      argument_numbers: of a host program, for each argument its number among the arguments that the caller of
+        the whole program passes; constants have the numbers after these.
+      result_numbers: of a host program, for each result its number among the results of the whole program.
     """
 
     name: str
@@ -346,10 +346,10 @@ class Plan:
         The caller gets a copy of any other slot. It may donate each array that it gets, so that no other
         array may share the buffer: no constant, no argument that it did not donate, and no other result.
         """
-        kept = {slot for a in self.arguments if not a.donated for slot in a.slots.values()}
+        undonated = {slot for a in self.arguments if not a.donated for slot in a.slots.values()}
         uncopied: dict[Slot, int] = {}
         for number, result in enumerate(self.results):
-            for slot in set(result.slots.values()) - kept:
+            for slot in set(result.slots.values()) - undonated:
                 uncopied.setdefault(slot, number)
         return uncopied
 
@@ -358,7 +358,7 @@ class Plan:
         return tuple(launch.operands[number] for number in self.computations[launch.computation].donated)
 
     def bytes_moved(self, transfer: Transfer | Receive) -> int:
-        """Returns the bytes that a transfer moves: those of all shards that it fills."""
+        """Returns the bytes that a transfer moves: the bytes of all shards that it fills."""
         return sum(map(self._bytes_in, transfer.results))
 
     def argument_bytes_moved(self) -> int:

@@ -51,7 +51,7 @@ class SubProgramCalls:
     Attributes:
       argument_kinds: the memory kinds of its arguments, None for the default memory of devices.
       donated: the numbers of the arguments that it consumes.
-      calls: its calls, in order; the results of the last one are those of the program.
+      calls: its calls, in order; the results of the last one are the results of the program.
     """
 
     arguments: tuple[ArrayType, ...]

@@ -185,7 +185,7 @@ class ReadProgram(PersistenceProgram):
 
 
 def parse_write(served: ServedDevices, body: Any) -> WriteProgram:
-    """Returns the program that a `bulk_persistence_write_request` stands for.
+    """Returns the program that a `bulk_persistence_write_request` represents.
 
     Raises:
       StatusError: the request is invalid, or names a folder that the server may not use.
@@ -195,7 +195,7 @@ def parse_write(served: ServedDevices, body: Any) -> WriteProgram:
 
 
 def parse_read(served: ServedDevices, body: Any) -> ReadProgram:
-    """Returns the program that a `bulk_persistence_read_request` stands for.
+    """Returns the program that a `bulk_persistence_read_request` represents.
 
     Raises:
       StatusError: the request is invalid, or names a folder that the server may not use.

@@ -125,7 +125,7 @@ def parse_request(data: bytes) -> tuple[str, Any]:
 
 
 def parse_reshard(served: ServedDevices, body: Any) -> ReshardProgram:
-    """Returns the program that a `reshardRequest` stands for.
+    """Returns the program that a `reshardRequest` represents.
 
     Raises:
       StatusError: the request is invalid.

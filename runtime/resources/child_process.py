@@ -1,4 +1,4 @@
-"""Child processes: their exit, the end of their standard error, and requests to those that have limits.
+"""Child processes: their exit, the end of their standard error, and requests with limits.
 
 One thread starts each child, reads its standard error and waits until it has exited. So the child never
 blocks on a full pipe. The thread must live as long as the child: `exit_with_parent` has Linux kill a child as

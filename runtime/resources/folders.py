@@ -1,4 +1,4 @@
-"""Folders opened without following links: those of this user alone, and those that clients may name."""
+"""Folders opened without following links: private folders of this user, and folders that clients may name."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def is_link(path: Path | str, within: int | None = None) -> bool:
 @contextlib.contextmanager
 def _entries(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
     # Anew: descriptors of one open folder share the position in it, and another thread may be reading it.
-    own = os.open(".", _DIRECTORY, dir_fd=folder)
+    descriptor = os.open(".", _DIRECTORY, dir_fd=folder)
     try:
-        with os.scandir(own) as entries:
+        with os.scandir(descriptor) as entries:
             yield entries
     finally:
-        os.close(own)
+        os.close(descriptor)
 
 
 def names_in(folder: int) -> list[str]:
@@ -87,21 +87,21 @@ def names_in(folder: int) -> list[str]:
 
 
 def files_below(folder: int) -> list[os.stat_result]:
-    """Returns what is known of the files in a folder, and of those in folders in it; follows no links."""
-    found: list[os.stat_result] = []
+    """Returns the status of the files in a folder, and in the folders below it; follows no links."""
+    files: list[os.stat_result] = []
     with _entries(folder) as entries:
         for entry in entries:
             # Another thread may remove it.
             with contextlib.suppress(FileNotFoundError):
                 if not entry.is_dir(follow_symlinks=False):
-                    found.append(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
+                    files.append(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
                     continue
                 below = os.open(entry.name, _DIRECTORY, dir_fd=folder)
                 try:
-                    found += files_below(below)
+                    files += files_below(below)
                 finally:
                     os.close(below)
-    return found
+    return files
 
 
 def read_file(folder: int, name: str) -> bytes | None:
@@ -133,7 +133,7 @@ def replace_file(name: str | os.PathLike[str], content: bytes, within: int | Non
 
 
 def remove_files(folder: int, name: str) -> None:
-    """Removes a file, or a folder of files; what is missing is no error."""
+    """Removes a file, or a folder of files; ignores missing ones."""
     with contextlib.suppress(FileNotFoundError):
         try:
             below = os.open(name, _DIRECTORY, dir_fd=folder)
@@ -163,7 +163,7 @@ class PermittedFolders:
       advice: the remedy in the error for any other path.
 
     Raises:
-      ValueError: one of them is no folder.
+      ValueError: one of them is not a folder.
     """
 
     def __init__(self, folders: Sequence[str | os.PathLike[str]] = (), advice: str = "") -> None:
@@ -199,7 +199,7 @@ class PermittedFolders:
 
         Raises:
           PermissionError: the path is in none of the permitted folders, or a link was put in its place.
-          OSError: the path does not exist, or is no folder.
+          OSError: the path does not exist, or is not a folder.
         """
         root, relative = self.check(path)
         folder = descend(os.open(root, _DIRECTORY), relative.parts, create)
@@ -242,7 +242,7 @@ def _open(folder: int, name: str, create: bool) -> int:
 
 
 def refuse_link(folder: int, name: str) -> None:
-    """Checks that a name in a folder is no link.
+    """Checks that a name in a folder is not a link.
 
     Raises:
       PermissionError: it is one.

@@ -105,7 +105,7 @@ class ResourceManager[S: RequestedSlice]:
     def bind(self, slices: Iterable[S], program: str) -> dict[S, Binding]:
         """Binds all slices of a program that have no devices yet; returns the devices of all.
 
-        Free devices are chosen first, then those of other device sets with the fewest slices on them. The
+        Free devices are chosen first, then devices of other device sets with the fewest slices on them. The
         slices of a replica are on one island, each replica on another, as far as there is room. Either all
         slices are bound or none.
 
@@ -156,10 +156,10 @@ class ResourceManager[S: RequestedSlice]:
                         for slice in partners
                         if slice in self._bound
                     }
-                    kept = {slice: binding for slice, binding in held.items() if slice not in group}
+                    unmoved = {slice: binding for slice, binding in held.items() if slice not in group}
                     program = self._bound[group[0]].program
                     try:
-                        moves = self._choose_free([*kept, *group], kept, program)
+                        moves = self._choose_free([*unmoved, *group], unmoved, program)
                     except ResourceError:
                         if moves_all:
                             raise
@@ -250,15 +250,15 @@ class ResourceManager[S: RequestedSlice]:
         Raises:
           ResourceError: one of them is not in the cluster, or they are on several islands.
         """
-        known = {(device.platform, device.id): device for device in self.cluster.devices}
+        devices_by_number = {(device.platform, device.id): device for device in self.cluster.devices}
         assert slice.pinned is not None
         for platform, number in slice.pinned:
-            if (platform, number) not in known:
+            if (platform, number) not in devices_by_number:
                 raise ResourceError(
                     f"program {program}: {slice.spec.name} needs device {number} of {platform}, which is not "
                     f"in the cluster ({', '.join(self._room(island) for island in self.cluster.islands)})"
                 )
-        devices = tuple(known[device] for device in slice.pinned)
+        devices = tuple(devices_by_number[device] for device in slice.pinned)
         islands = dict.fromkeys(device.island for device in devices)
         if len(islands) > 1:
             raise ResourceError(
@@ -417,7 +417,7 @@ class ResourceManager[S: RequestedSlice]:
         """Returns the error of a program that needs more devices than it can have.
 
         If the cluster is large enough, the message lists the slices that keep the devices. These are slices
-        of the program itself: it may share devices with those of other programs.
+        of the program itself: it may share devices with slices of other programs.
         """
         islands = [island for island in self.cluster.islands if island.name not in self._closed]
         devices = sum(len(island.devices) for island in islands)
@@ -453,7 +453,7 @@ def _homes_of_replicas[S: RequestedSlice](
     """Returns an island for each slice, the same one for all slices of a replica.
 
     Args:
-      held: the devices of those that have some.
+      held: the devices of the slices that have some.
       free: the number of devices of each island that are free for the others.
 
     Returns:

@@ -89,8 +89,8 @@ def is_shared(address: str, port: int) -> bool:
     """Returns whether more than one socket listens on a port; False on systems without `/proc`.
 
     Args:
-      address: an IPv4 address. Sockets that listen on all addresses do not count: the kernel prefers those of
-        the address itself.
+      address: an IPv4 address. Sockets that listen on all addresses do not count: the kernel prefers sockets
+        of the address itself.
     """
     inodes: set[str] = set()
     number = int.from_bytes(socket.inet_aton(socket.gethostbyname(address)), sys.byteorder)

@@ -1,4 +1,4 @@
-"""Names of this machine and this process among those of a cluster."""
+"""Names of this machine and this process in a cluster."""
 
 from __future__ import annotations
 

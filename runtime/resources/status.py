@@ -124,7 +124,7 @@ class TrainingStatus:
 
 
 class TrainingRun(Protocol):
-    """Run of training that goes on by itself, as a status of the cluster shows it."""
+    """Run of training that continues by itself, as a status of the cluster shows it."""
 
     def status(self) -> TrainingStatus:
         """Returns its status."""
@@ -141,7 +141,7 @@ class Status:
     """Status of a cluster; `print` shows it.
 
     Attributes:
-      backend: `local` for the devices of this process, `hosts` for those of workers, `server` for those of a
+      backend: `local` for devices of this process, `hosts` for devices of workers, `server` for devices of a
         server, whose hosts and steps are of all its clients.
       slices: the slices that have devices.
       steps: the pending steps. Steps of this process are not counted.
@@ -162,8 +162,8 @@ class Status:
     @property
     def longest_round_trip(self) -> tuple[int, float] | None:
         """The host with the longest round trip, and its seconds; None if unknown."""
-        known = [(host.host, host.round_trip) for host in self.hosts if host.round_trip is not None]
-        return max(known, key=lambda entry: entry[1], default=None)
+        round_trips = [(host.host, host.round_trip) for host in self.hosts if host.round_trip is not None]
+        return max(round_trips, key=lambda entry: entry[1], default=None)
 
     def _network(self) -> str:
         if (longest := self.longest_round_trip) is None:

@@ -143,7 +143,7 @@ class VirtualSlice(ProcessBound):
             raise ValueError(f"slice name {name!r}: expected a letter or _, then letters, digits and _")
         self.name = _names.allocate(name)
         self.number = next(_numbers)
-        # The slice of a further replica stands for no others.
+        # The slice of a further replica represents no others.
         further = range(1, 1 if replica else device_set.replicas)
         self._further_replicas = tuple(
             VirtualSlice(device_set, shape, axis_names, f"{self.name}_r{r}", island, overlap, r)
@@ -152,11 +152,11 @@ class VirtualSlice(ProcessBound):
 
     @property
     def replicas(self) -> tuple[VirtualSlice, ...]:
-        """The slices of all replicas that this slice stands for; itself is the slice of the first."""
+        """The slices of all replicas that this slice represents; itself is the slice of the first."""
         return (self, *self._further_replicas)
 
     def of_replicas(self, numbers: Sequence[int]) -> tuple[VirtualSlice, ...]:
-        """Returns the slices of some replicas; only itself where it stands for no other."""
+        """Returns the slices of some replicas; only itself where it represents no other."""
         return tuple(self.replicas[number] for number in numbers) if self._further_replicas else (self,)
 
     @property
@@ -192,7 +192,7 @@ class VirtualDeviceSet(ProcessBound):
     Attributes:
       replicas: the number of replicas of each slice.
       running: the numbers of the replicas that programs run on, ascending; all, unless islands are lost and
-        the others go on without.
+        the others continue without them.
     """
 
     __slots__ = ("__weakref__", "_slices", "replicas", "running")
@@ -221,7 +221,7 @@ class VirtualDeviceSet(ProcessBound):
             s1, ...
           island: the name of the island that it must be on; by default any.
           overlap: whether it may share devices with other slices of the program that have this set, but not
-            with those of another replica. By default no two slices of a program do.
+            with slices of another replica. By default no two slices of a program do.
 
         Raises:
           TypeError: a size that is not an integer, or an axis name that is not a string.
@@ -256,7 +256,7 @@ def make_virtual_device_set(*, replicas: int = 1) -> VirtualDeviceSet:
         replicas sum the results of the loop; each of them runs everything else, on equal values.
 
     Raises:
-      TypeError: `replicas` is no integer.
+      TypeError: `replicas` is not an integer.
       ValueError: it is below one or too large.
     """
     if isinstance(replicas, bool) or not hasattr(replicas, "__index__"):

@@ -64,11 +64,11 @@ class ExpectedTimes:
 
     Attributes:
       times: the durations of launches if all of their calls run.
-      taken: the probability that a conditional call runs.
+      probability: the probability that a conditional call runs.
     """
 
     times: ReplayTimes
-    taken: float
+    probability: float
 
     @property
     def unit(self) -> str:
@@ -86,11 +86,11 @@ class ExpectedTimes:
           TimesError: its duration is unknown.
         """
         time, calls = self.times.of(launch), launch.origins
-        return time * statistics.fmean(self.taken if c.when else 1.0 for c in calls) if calls else time
+        return time * statistics.fmean(self.probability if c.when else 1.0 for c in calls) if calls else time
 
 
 def stated_times(unit: str | None, plan: Plan) -> tuple[ReplayTimes, str] | None:
-    """Returns the durations that a program states itself, and their name; None if `unit` is no unit.
+    """Returns the durations that a program states itself, and their name; None if `unit` is not a unit.
 
     Args:
       unit: `flops` for the operations of placed calls, `units` for one unit for each call; None for the times

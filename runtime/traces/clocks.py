@@ -14,7 +14,7 @@ from collections.abc import Sequence
 _DRIFT = 20e-6
 """Drift of two clocks, in seconds per second: the error of a measurement grows by as much."""
 
-_KEPT = 16
+_MAX_TRIPS = 16
 """Number of measurements that are kept."""
 
 _MAX_SLOPE = 0.5
@@ -54,7 +54,7 @@ class HostClock:
     """
 
     def __init__(self) -> None:
-        self._trips: collections.deque[RoundTrip] = collections.deque(maxlen=_KEPT)
+        self._trips: collections.deque[RoundTrip] = collections.deque(maxlen=_MAX_TRIPS)
         # Offsets of the host's clock at times of that clock, with linear interpolation between them.
         self._times: list[int] = []
         self._ahead: list[int] = []

@@ -270,7 +270,7 @@ class _HostTrace:
                 case RunTimes() if message.trace == self._number:
                     self._add(host, message)
                 case SpanTimes() if message.trace == self._number:
-                    named = next(str(known) for known in self._hosts if known.index == host)
+                    named = next(str(traced) for traced in self._hosts if traced.index == host)
                     self._spans.append((named, self._clocks[host], message))
                 case TraceStarted() if message.trace == self._number:
                     self._started.add(host)
@@ -326,13 +326,13 @@ class _HostTrace:
                 program, by_host = self._runs.pop(run)
                 complete = self._complete.pop(run, set())
             # The times of a host that was lost while it sent them lack their last messages.
-            known = {
+            complete_hosts = {
                 host: (clock, steps)
                 for host, (clock, steps) in by_host.items()
                 if host in complete and clock.is_measured
             }
-            times = {host: steps for host, (_, steps) in known.items()}
-            to_local = {host: clock.to_local for host, (clock, _) in known.items()}
+            times = {host: steps for host, (_, steps) in complete_hosts.items()}
+            to_local = {host: clock.to_local for host, (clock, _) in complete_hosts.items()}
             if times:
                 self._sink.write([self.programs[program].merged(self._sink.begin(), times, to_local)])
 

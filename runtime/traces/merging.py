@@ -41,31 +41,31 @@ class PlanOnHosts:
     """
 
     def __init__(self, plan: Plan, owners: Owners) -> None:
-        self._whole = plan
+        self._program_plan = plan
         self._owners = owners
         self._slots: dict[tuple[Slot, int], Slot] = {}
         self.hosts = {
-            self._track(name, host): host for name, own in owners.items() for host in dict.fromkeys(own)
+            self._track(name, host): host for name, hosts in owners.items() for host in dict.fromkeys(hosts)
         }
         host_steps: dict[int, list[HostStep]] = {}
         steps: list[Step] = []
         for step in plan.steps:
-            for host, own in self._spread(step, steps):
-                host_steps.setdefault(host, []).append(own)
+            for host, step_of_host in self._spread(step, steps):
+                host_steps.setdefault(host, []).append(step_of_host)
         self.host_steps: Mapping[int, Sequence[HostStep]] = host_steps
         self.plan = self._plan(steps)
 
     def _track(self, slice: str, host: int) -> str:
-        """Returns the name of the slice that stands for a slice on one of its hosts."""
+        """Returns the name of the slice that represents a slice on one of its hosts."""
         hosts = list(dict.fromkeys(self._owners[slice]))
         return slice if len(hosts) == 1 else f"{slice}/{hosts.index(host)}"
 
     def _at(self, slots: Sequence[Slot], host: int) -> tuple[Slot, ...]:
-        """Returns the slots that stand for slots on a host of their slice."""
+        """Returns the slots that represent slots on a host of their slice."""
         return tuple(self._slots.setdefault((slot, host), len(self._slots)) for slot in slots)
 
     def _spread(self, step: Step, steps: list[Step]) -> Iterator[tuple[int, HostStep]]:
-        """Appends the steps that stand for a step to `steps`; yields the step of each host."""
+        """Appends the steps that represent a step to `steps`; yields the step of each host."""
         match step:
             case Launch():
                 for host in dict.fromkeys(self._owners[step.slice]):
@@ -99,7 +99,7 @@ class PlanOnHosts:
 
     def _plan(self, steps: Sequence[Step]) -> Plan:
         """Returns the plan with a slice for each host."""
-        plan, owners = self._whole, self._owners
+        plan, owners = self._program_plan, self._owners
         slices = {}
         for name, spec in plan.slices.items():
             hosts = list(dict.fromkeys(owners[name]))
@@ -118,7 +118,7 @@ class PlanOnHosts:
 
         arguments = tuple(dataclasses.replace(a, slots=slots(a.slots)) for a in plan.arguments)
         results = tuple(dataclasses.replace(r, slots=slots(r.slots)) for r in plan.results)
-        whole = [slot if len(set(owners[places[slot]])) == 1 else None for slot, _ in self._slots]
+        local_slots = [slot if len(set(owners[places[slot]])) == 1 else None for slot, _ in self._slots]
         return dataclasses.replace(
             plan,
             slices=slices,
@@ -127,10 +127,12 @@ class PlanOnHosts:
             steps=tuple(steps),
             # The slice of one of several hosts holds that host's shards.
             slot_types=tuple(
-                plan.slot_types[slot] if kept is not None else plan.shard_type(slot)
-                for (slot, _), kept in zip(self._slots, whole, strict=True)
+                plan.slot_types[slot] if local_slot is not None else plan.shard_type(slot)
+                for (slot, _), local_slot in zip(self._slots, local_slots, strict=True)
             ),
-            slot_shardings=tuple(() if kept is None else plan.sharding(kept) for kept in whole),
+            slot_shardings=tuple(
+                () if local_slot is None else plan.sharding(local_slot) for local_slot in local_slots
+            ),
             peak_bytes={},
         )
 
@@ -143,8 +145,8 @@ class PlanOnHosts:
         """Merges the times of a run on all hosts.
 
         A transfer between hosts was dispatched when it was sent, and done when it was received. Without the
-        times of the receiver it is missing; without those of the sender it begins with the receive. One that
-        cannot be waited for, because its reader donates it, was done when its reader began at the latest.
+        times of the receiver it is missing; without the times of the sender it starts with the receive. One
+        that cannot be awaited, because its reader donates it, was done when its reader began at the latest.
 
         Args:
           name: the name of the call in the sink.

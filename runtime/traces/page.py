@@ -14,7 +14,7 @@ from pathways.dialect.attributes.origins import Origin
 from pathways.passes.analysis.measured.events import EventLog, TimelineEvent
 from pathways.runtime.resources.tables import duration_with_unit, percent, size
 
-_WHOLE = 1000.0
+_AXIS_WIDTH = 1000.0
 """The width of the whole time axis in the coordinates of the drawings."""
 _AXIS, _LANE, _MEMORY, _GAP = 22, 28, 20, 12
 """Heights in pixels: of the axis, of the launches of a slice, of its memory, and between slices."""
@@ -127,10 +127,10 @@ def _legend(timelines: Sequence[EventLog]) -> Iterator[str]:
 
 def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog]) -> Iterator[str]:
     """Yields one timeline: a caption, the names and figures of the slices, and the drawing between them."""
-    whole = max(t.step_time for t in timelines if t.unit == timeline.unit) or 1.0
+    longest = max(t.step_time for t in timelines if t.unit == timeline.unit) or 1.0
     height = _height(rows)
     unit = escape(timeline.unit)
-    yield f'<section data-whole="{whole!r}" data-own="{timeline.step_time!r}" data-unit="{unit}">'
+    yield f'<section data-whole="{longest!r}" data-own="{timeline.step_time!r}" data-unit="{unit}">'
     yield f"<h2>{escape(timeline.title)} <small>{escape(_caption(timeline))}</small></h2>"
     yield f'<div class="scroll"><div class="panel" style="height:{height}px"><div class="names">'
     places = {name: f'style="top:{_top(n)}px;height:{_LANE}px"' for n, name in enumerate(rows)}
@@ -146,10 +146,10 @@ def _panel(timeline: EventLog, rows: Sequence[str], timelines: Sequence[EventLog
             yield f'<div class="figures" {place}>{figures}</div>'
     yield f'<svg class="plot" height="{height}" xmlns="http://www.w3.org/2000/svg">'
     yield (
-        f'<svg class="shapes" viewBox="0 0 {_WHOLE:g} {height}" width="100%" height="{height}" '
+        f'<svg class="shapes" viewBox="0 0 {_AXIS_WIDTH:g} {height}" width="100%" height="{height}" '
         'preserveAspectRatio="none">'
     )
-    scale = _WHOLE / whole
+    scale = _AXIS_WIDTH / longest
     yield from _lanes(timeline, rows, scale)
     yield from _curves(timeline, rows, scale)
     yield '<g class="sends">'

@@ -34,18 +34,18 @@ def picture_of(timelines: Sequence[EventLog]) -> str:
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
     for n, timeline in enumerate(timelines):
-        whole = max(other.step_time for other in timelines if other.unit == timeline.unit) or 1.0
-        lines += [f'<g transform="translate(0 {sum(heights[:n])})">', *_panel(timeline, whole), "</g>"]
+        longest = max(other.step_time for other in timelines if other.unit == timeline.unit) or 1.0
+        lines += [f'<g transform="translate(0 {sum(heights[:n])})">', *_panel(timeline, longest), "</g>"]
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _panel(timeline: EventLog, whole: float) -> Iterator[str]:
+def _panel(timeline: EventLog, span: float) -> Iterator[str]:
     """Yields one timeline: its title, and a lane for each slice.
 
     Args:
-      whole: the time that spans the whole width.
+      span: the time that spans the whole width.
     """
-    scale = (_WIDTH - _LEFT - _GAP) / whole
+    scale = (_WIDTH - _LEFT - _GAP) / span
     step = duration_with_unit(timeline.step_time, timeline.unit)
     title = f"{timeline.title}: {step}, bubble {percent(timeline.mean_bubble)}"
     yield f'<text x="{_LEFT}" y="18" font-weight="600" fill="#1b1f24">{escape(title)}</text>'

@@ -32,8 +32,8 @@ def report(timeline: EventLog) -> str:
     estimated = sum(event.estimated for event in timeline.launches)
     launches = f"{len(timeline.launches)}{f', {estimated} of them estimated' if estimated else ''}"
     path = [
-        (where, _names([_name(event) for event in run]), f"{time(run[0].start)} to {time(run[-1].end)}")
-        for where, run in _runs(timeline)
+        (slice_name, _names([_name(event) for event in run]), f"{time(run[0].start)} to {time(run[-1].end)}")
+        for slice_name, run in _runs(timeline)
     ]
     lines = [
         f"program {timeline.program}, {timeline.title}",

@@ -155,7 +155,7 @@ def _memory(plan: Plan, spans: Mapping[int, StepSpan]) -> dict[str, Curve]:
 
 
 def _curve(changes: Sequence[_Change]) -> Curve:
-    """Returns the running sums of changes; those of one moment count together."""
+    """Returns the running sums of changes; changes of one moment count together."""
     sums: dict[_Moment, int] = {}
     for moment, nbytes in sorted(changes):
         sums[moment] = sums.get(moment, 0) + nbytes

@@ -75,7 +75,7 @@ class CodeStore:
             return None
 
     def write(self, key: str, code: bytes) -> None:
-        """Writes code under a key. A folder that cannot be written is reported once, and is no error."""
+        """Writes code under a key. A folder that cannot be written is reported once, and is not an error."""
         if len(code) > self.limit:
             return
         try:

@@ -18,8 +18,8 @@ def join(
 ) -> None:
     """Joins this process to others, so that JAX sees the devices of all of them.
 
-    Must be called before JAX starts. `jax.devices()` then has the devices of all processes; those of this one
-    have the `process_index` `rank`.
+    Must be called before JAX starts. `jax.devices()` then has the devices of all processes; this process's
+    devices have the `process_index` `rank`.
 
     Args:
       coordinator: the address and port on which the first process listens; no one else may reach it.

@@ -70,7 +70,7 @@ def are_equivalent(left: HloSharding, right: HloSharding) -> bool:
 
 def tiles_of(sharding: HloSharding) -> tuple[list[int], list[int]]:
     """Returns the tiles of an array that is divided: the positions of the devices in the order of tiles, and
-    the number of tiles of each dimension. Dimensions after those of the array are copies."""
+    the number of tiles of each dimension. Dimensions after the dimensions of the array are copies."""
     return sharding.tile_assignment_devices(), sharding.tile_assignment_dimensions()
 
 

@@ -47,7 +47,7 @@ copy_arrays = xla_client.batched_copy_array_to_devices_with_sharding
 # The other semantics may alias the source, which a later donation would delete.
 ALWAYS_COPY = xla_client.ArrayCopySemantics.ALWAYS_COPY
 
-# Returns whether any profile is being recorded, in 0.02 us. There is no public function for that.
+# Returns whether any profile is being recorded, in 0.02 us. JAX has no public function for that.
 is_profiled: Callable[[], bool] = _profiler.TraceMe.is_enabled
 
 # Computations of other processes may call these; JAX itself registers them with `jax.experimental.sparse`.
@@ -275,7 +275,7 @@ def serialize(executable: LoadedExecutable) -> bytes | None:
 def deserialize(raw: bytes, devices: Sequence[jax.Device], options: Any) -> LoadedExecutable:
     """Loads a serialised executable on `devices`, which may be others than those it was compiled for.
 
-    `options` must be those of these devices: without an assignment, the executable loads but does not run.
+    `options` must belong to these devices: without an assignment, the executable loads but does not run.
     """
     return devices[0].client.deserialize_executable(raw, device_list(devices), options)
 
@@ -383,7 +383,7 @@ def register_handle(kind: type, refuse: Callable[[Any], NoReturn]) -> None:
     """
 
     def aval_of(handle: Any) -> Aval:
-        # The callers that need a type alone and those that need a value use one table, so the caller decides.
+        # Callers that need a type alone and callers that need a value use one table, so the caller decides.
         if sys._getframe(1).f_code is not core.shaped_abstractify.__code__:
             refuse(handle)
         return handle.aval

@@ -67,10 +67,10 @@ def _move_to_cause(error: BaseException) -> None:
     """Keeps the whole traceback of an error in its cause, unless an inner boundary has done so."""
     if pjrt.is_unfiltered(error.__cause__):
         return
-    whole = pjrt.unfiltered(error)
-    whole.__cause__, whole.__context__ = error.__cause__, error.__context__
-    whole.__suppress_context__ = error.__suppress_context__
-    error.__cause__ = whole
+    unfiltered = pjrt.unfiltered(error)
+    unfiltered.__cause__, unfiltered.__context__ = error.__cause__, error.__context__
+    unfiltered.__suppress_context__ = error.__suppress_context__
+    error.__cause__ = unfiltered
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:
@@ -89,8 +89,8 @@ def _is_internal(frame: types.FrameType) -> bool:
 
 
 def _of_user(frames: types.TracebackType | None) -> types.TracebackType | None:
-    kept = None
+    traceback_of_user = None
     for frame, line in reversed(list(traceback.walk_tb(frames))):
         if not _is_internal(frame):
-            kept = types.TracebackType(kept, frame, frame.f_lasti, line)
-    return kept
+            traceback_of_user = types.TracebackType(traceback_of_user, frame, frame.f_lasti, line)
+    return traceback_of_user

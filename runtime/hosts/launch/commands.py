@@ -16,8 +16,8 @@ class StartCommand:
     """Template of the command that starts a worker on a machine.
 
     Attributes:
-      start: words that are split as in a shell, but not run by one: `{host}` in any of them stands for the
-        machine, and `{command}`, a word of its own, for the words that run a worker.
+      start: words that are split as in a shell, but not run by one: `{host}` in any of them represents the
+        machine, and the separate word `{command}` represents the words that run a worker.
       python: the interpreter on the machine; by default the path of the interpreter of this process.
 
     Raises:

@@ -258,7 +258,7 @@ def record_of(
     Args:
       name: the name of the launcher; None for commands on named machines, or else children of this process.
       are_named: whether hosts have the names of machines.
-      settings: attributes of launchers by name; None for one that is not given.
+      settings: attributes of launchers by name; None for a missing one.
 
     Raises:
       ValueError: a setting is not valid, is missing, or belongs to another launcher.

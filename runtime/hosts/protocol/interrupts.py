@@ -31,7 +31,7 @@ class uninterrupted:
         if not self._is_set:
             return
         uninterrupted._is_active = False
-        # None stands for a handler that was not set by Python, and cannot be restored.
+        # None represents a handler that was not set by Python, and cannot be restored.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL if self._before is None else self._before)
         if self._pending is not None and callable(self._before):
             self._before(*self._pending)

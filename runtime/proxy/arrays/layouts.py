@@ -1,4 +1,4 @@
-"""Layouts of arrays in memory; None stands for the default, row by row.
+"""Layouts of arrays in memory; None represents the default, row by row.
 
 XLA does not check layouts: a program that gets an array in another layout than it was compiled for computes
 wrong values.
