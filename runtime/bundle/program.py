@@ -268,7 +268,7 @@ def problem_of(
 
     Args:
       module: StableHLO.
-      holder: the name of what the computation came in, for messages.
+      holder: the container of the computation, for messages.
       dialects: the dialects that it may use.
       calls: the custom calls that it may make.
       advice: the remedy for a call that is not allowed.

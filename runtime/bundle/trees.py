@@ -60,7 +60,7 @@ def to_json(tree: Tree) -> Any:
 
 
 def from_json(value: Any, depth: int = 0) -> Tree:
-    """Reads what `to_json` writes.
+    """Reads the output of `to_json`.
 
     Raises:
       TreeError: it describes no tree; the message continues "the tree ...".

@@ -86,19 +86,19 @@ def connect(
         which to divide the devices of this process, one by default.
       cpu_devices: the number of CPU devices of this process to use. JAX creates as many if it has not started
         yet.
-      platform: the JAX platform; by default that of `jax.devices()`, or cpu when `cpu_devices` is given or on
-        hosts. A host of another platform has all devices of it that its JAX finds.
+      platform: the JAX platform; by default as `jax.devices()` has it, or cpu when `cpu_devices` is given or
+        on hosts. A host of another platform has all devices of it that its JAX finds.
       device_memory: the bytes of memory that programs may use on each device, such as `16 * 2**30`. A program
         that needs more is rejected when it is compiled. By default the limit that JAX reports (`bytes_limit`
         of `jax.Device.memory_stats()`); it reports none for CPU devices, which together have the memory of
         their machine, or the limit of its cgroup.
       options: the timeouts of workers, see `HostOptions`; its `stall_report` is for the devices of this
         process, too.
-      client: the name of this process at the service; by default that of the token of a client, or the name
-        of the user and the process id. A name belongs to one client at a time; its share may be set in the
-        file of the cluster.
-      token: the path of a copy of the token of the cluster, by default that in its folder on this machine; or
-        of the token of a client (`pw-cluster token`).
+      client: the name of this process at the service; by default the name in the token of a client, or the
+        name of the user and the process id. A name belongs to one client at a time; its share may be set in
+        the file of the cluster.
+      token: the path of a copy of the token of the cluster, by default of the token in its folder on this
+        machine; or of the token of a client (`pw-cluster token`).
       unknown: any other keyword, which is an error.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Cores of the distributed runtime: they decide, without a clock, socket, thread or randomness of their own.
+"""Cores of the distributed runtime: they decide, without a clock, socket, thread or randomness.
 
-A core accepts events, which report what happened, and returns effects, which are to be carried out; the time
-is an argument. `cluster_view.py` is the state that each process has that issues steps, `core.py` the one that
+A core accepts events, the reports of its shell, and returns effects for the shell to carry out; the time is
+an argument. `cluster_view.py` is the state that each process has that issues steps, `core.py` the one that
 decides, which contains all other cores of a cluster.
 `gang.py` is the life of the workers of an island, `steps.py` the issued steps and their outcome,
 `peer_reports.py` finds hosts that do not reach each other, `liveness.py` and `stalls.py` hosts and steps

@@ -131,7 +131,7 @@ class GangLost(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangReturned(Effect):
-    """Notice to all clients: these workers have replaced the earlier ones of their island."""
+    """Notice to all clients that new workers have replaced the earlier workers of their island."""
 
     gang: GangKey
 

@@ -45,8 +45,8 @@ class HeldFailures:
     """The failures that are held, in their order.
 
     Args:
-      hosts: the number of hosts of the cluster. Any of them may be the cause: what a step reads may come from
-        hosts that have no share in it.
+      hosts: the number of hosts of the cluster. Any of them may be the cause: arguments of a step may come
+        from hosts that have no share in it.
 
     Attributes:
       hosts: see above; it grows.

@@ -105,7 +105,7 @@ class Session[Program, Workers, Location](abc.ABC):
           producers: the steps that computed these arrays.
 
         Returns:
-          Its record. The first array that an island produces has the number after that of the step.
+          Its record. The first array that an island produces has the number after the number of the step.
 
         Raises:
           HostError: an island is lost or leaves, or an argument of the step is spoiled.

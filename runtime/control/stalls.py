@@ -1,7 +1,7 @@
 """Steps without progress: reported with the state of each host, and terminated at a deadline.
 
-From outside, a slow step looks like one that waits for a value that never comes. So the report lists what
-hosts wait for, and since when, and no step is terminated unless the user has set a deadline.
+From outside, a slow step looks like one that waits for a value that never comes. So the report lists the
+waits of hosts, with their times, and no step is terminated unless the user has set a deadline.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _live_arrays(
     other_bytes = sum(_bytes_on(array, devices) for array in live_arrays() if id(array) not in held)
     yield (
         f"live on slice {slice}: {size(call_bytes)} of this call, and {size(other_bytes)} of other arrays, "
-        "including those that the caller keeps"
+        "including arrays that the caller keeps"
     )
     ranked = sorted(held.values(), reverse=True)
     yield from (f"  {size(nbytes)}: {text}" for nbytes, text in ranked[:_MAX_LISTED])

@@ -72,7 +72,7 @@ class Executable:
       inputs: the arguments of `run`, in order: every slot of every argument that the caller passes.
       outputs: the results of `run`, in order: every slot of every result.
       run: `run(arrays) -> arrays`. It returns while the work is pending, and does not check its arguments: an
-        array of another shape, dtype or device than that of its port gives wrong values or an error of XLA.
+        array that differs from its port in shape, dtype or device gives wrong values or an error of XLA.
         An error in a computation surfaces on the arrays that depend on it, or here if XLA runs the
         computation at once. While a trace is recorded, this is another function.
       source: the source of `run` without a trace.

@@ -56,7 +56,7 @@ class PartialTarget(LocalTarget):
         values: dict[Slot, Any] = {**self.constants, **dict(zip(self._passed(), arrays, strict=True))}
         for number, line in lines.items():
             if number < trace.tb_lineno:
-                # A slot that has ended has no variable, or that of a later slot.
+                # A slot that has ended has no variable, or the variable of a later slot.
                 values.update(
                     (slot, variables[name]) for slot, name in line.written.items() if name in variables
                 )

@@ -122,7 +122,7 @@ def record_span(span: RecordedSpan) -> None:
 
 @contextlib.contextmanager
 def span(row: str, name: str, *, track: str = "", client: int = 0) -> Iterator[None]:
-    """Records what runs in this context as a span; see `RecordedSpan`."""
+    """Records the work in this context as a span; see `RecordedSpan`."""
     start = time.monotonic_ns()
     try:
         yield

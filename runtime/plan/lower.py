@@ -502,7 +502,7 @@ def _constrain_results(loop: ir.Operation) -> None:
     """Replaces the shardings of a loop by constraints on its results.
 
     XLA removes operands that the body returns unchanged, but leaves the list of shardings too long. Without
-    any sharding, it applies that of an operation that folds into one result to all of them.
+    any sharding, it applies the sharding of an operation that folds into one result to all of them.
     """
     shardings = sdy.TensorShardingPerValueAttr(loop.attributes[SHARDING]).shardings
     del loop.attributes[SHARDING]

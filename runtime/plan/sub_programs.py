@@ -188,7 +188,7 @@ def calls_of(module: ir.Module) -> SubProgramCalls:
     needed = {numbers[value] for value in terminator.operands}
     calls: list[SubProgramCall] = []
     consumed: set[int] = set()
-    # Backward, since `needed` must hold what later calls read.
+    # Backward, since `needed` must hold the values that later calls read.
     for op in reversed(operations):
         operands = tuple(numbers[value] for value in op.operands)
         ports = ports_of_part(symbols[op.part])

@@ -137,7 +137,7 @@ class WriteProgram(PersistenceProgram):
             )
         for stored, argument in zip(self.stored, arguments, strict=True):
             _check_argument(self.engine, stored, argument)
-        # Outer folders first: an array may be in a folder below that of another one.
+        # Outer folders first: an array may be in a folder below the folder of another one.
         pairs = sorted(
             zip(self.stored, arguments, strict=True), key=lambda pair: (pair[0].folder, pair[0].folder_names)
         )

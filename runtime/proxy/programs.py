@@ -1,4 +1,4 @@
-"""Programs of clients: which kind each is, and what checks and compiles it."""
+"""Programs of clients: the kind of each, and its checks and compilation."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SERVER_REMEDY = "for more devices start pw-proxy with more: --cpu-devices, --hos
 SERVICE_REMEDY = "for more devices attach to a service that has more: the file of its cluster says how many"
 AFTER_DISCONNECT = (
     "these are the devices of this process, since pathways.disconnect() was called; call "
-    "pathways.connect(...) again for those of a cluster"
+    "pathways.connect(...) again for devices of a cluster"
 )
 """Remedies for missing devices; `count` is the number that is needed."""
 

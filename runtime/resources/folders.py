@@ -20,7 +20,7 @@ class NotPrivateError(OSError):
 
 
 def exposure(status: os.stat_result, forbidden: int = 0o077) -> str | None:
-    """Returns what gives other users access, such as `belongs to user 0`; None for a private file or folder.
+    """Returns why other users have access, such as `belongs to user 0`; None for a private file or folder.
 
     Args:
       status: the status of a file or folder.

@@ -1,4 +1,4 @@
-"""A controller in a process of its own, whose islands many clients share; it imports no JAX.
+"""A controller in a separate process, whose islands many clients share; it imports no JAX.
 
 - `configuration.py` reads the file that describes a cluster.
 - `daemon.py` runs the process of a service, its acceptor, and the requests of `pw-cluster`; `process.py` is

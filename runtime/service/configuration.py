@@ -30,7 +30,7 @@ _HINTS = {
     "token_file": "token is the path of the token of clients",
     "secret": "secret_file is the path of the secret of hosts that join",
 }
-"""Keys that users may expect, as `pathways.connect` has them, and hints at what to use instead."""
+"""Keys that users may expect, as `pathways.connect` has them, and hints at their replacements."""
 
 _Bytes = Annotated[
     Annotated[int, Meta(ge=1)] | Annotated[str, Meta(min_length=1)],

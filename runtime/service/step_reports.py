@@ -26,7 +26,7 @@ BATCH_SECONDS = 0.001
 
 
 class StepReports:
-    """Issued steps of all clients, and what the clients do not know of them yet.
+    """Issued steps of all clients, with their outcomes that the clients do not know yet.
 
     All its methods run in the dispatch thread.
 

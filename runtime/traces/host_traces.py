@@ -162,7 +162,7 @@ class _HostTrace:
       broadcast: see `HostTraces`.
     """
 
-    # Of all traces: workers send the number back, without that of a trace.
+    # Of all traces: workers send the number back, without the number of a trace.
     _trip_numbers = itertools.count()
 
     def __init__(

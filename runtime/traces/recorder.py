@@ -46,7 +46,7 @@ class ObservedTimes:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """Record of a call: what `traces.timeline_of_call` draws.
+    """Record of a call, which `traces.timeline_of_call` draws.
 
     Attributes:
       name: the name that the sink of the recorder has given it.

@@ -160,7 +160,7 @@ def compile_mpmd(
 ) -> MpmdExecutable:
     """Has the server of devices compile a module in IFRT IR; returns the program, which has `execute`.
 
-    JAX has no call for a program on several meshes; that of Shardy's MPMD compiler takes any module.
+    JAX has no call for a program on several meshes; the call of Shardy's MPMD compiler takes any module.
 
     Args:
       devices: the devices that the program numbers from 0.

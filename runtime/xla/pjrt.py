@@ -113,7 +113,7 @@ def compile_options(devices: Sequence[Any], operands: int, results: int, client:
     Args:
       operands: the number of operands of the module.
       results: the number of its results.
-      client: the client of the devices; by default that of the first one.
+      client: the client of the devices; by default the client of the first one.
     """
     options = compiler.get_compile_options(
         num_replicas=1,
@@ -553,7 +553,7 @@ def is_tracing() -> bool:
 
 
 def is_excluded_from_tracebacks(file: str) -> bool:
-    """Returns whether a file is of JAX, or excluded from tracebacks: JAX does not exclude all of its own."""
+    """Returns whether a file is of JAX, or excluded from tracebacks: JAX does not exclude all its files."""
     return file.startswith(jax.__path__[0]) or not traceback_util.include_filename(file)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class GangKey(NamedTuple):
-    """Key of the workers of an island, which differs from that of the workers before them.
+    """Key of the workers of an island, which differs from the keys of the workers before them.
 
     Attributes:
       start: how often its workers were started before.

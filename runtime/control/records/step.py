@@ -1,4 +1,4 @@
-"""Steps: which hosts are done with one, and what failed."""
+"""Steps in flight and done: the hosts that have finished each, and their failures."""
 
 from __future__ import annotations
 

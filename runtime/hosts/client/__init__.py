@@ -1,4 +1,4 @@
-"""Session with hosts: what programs and arrays use, with workers of their own or of a service.
+"""Session with hosts, which programs and arrays use; its workers belong to this process or to a service.
 
 - `host_session.py` issues steps and calls, and waits for them; `local_session.py` is that with workers of
   this process.

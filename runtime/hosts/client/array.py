@@ -45,7 +45,7 @@ class Array:
     # NumPy then calls the operators of this class instead of its own.
     __array_priority__ = 100
 
-    # As that of JAX: `==` compares the elements.
+    # As in JAX: `==` compares the elements.
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, controller: HostSession, aval: Any, step: Step | None = None) -> None:
@@ -79,7 +79,7 @@ class Array:
 
     @property
     def weak_type(self) -> bool:
-        """Whether its dtype is weak in type promotion, as that of a Python number."""
+        """Whether its dtype is weak in type promotion, as the type of a Python number."""
         return bool(self.aval.weak_type)
 
     @property
@@ -263,7 +263,7 @@ class Array:
                     self._fetches = self._request(self._data())
 
     def fetch(self) -> np.ndarray[Any, Any]:
-        """Returns its value; for typed PRNG keys that of their data.
+        """Returns its value; for typed PRNG keys the value of their data.
 
         Raises:
           HostError: the computation failed, or a host is lost.
@@ -300,7 +300,7 @@ class Array:
         return self.number_at(location), self.step_at(location)
 
     def _data(self) -> Any:
-        """Returns the abstract value of the data on hosts: for typed PRNG keys that of their data."""
+        """Returns the abstract value of the data on hosts: for typed PRNG keys of their key data."""
         return jax.eval_shape(jax.random.key_data, self.aval) if _is_key(self.aval) else self.aval
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

@@ -67,7 +67,7 @@ ShardCutter = Callable[[Sequence[int]], tuple[Sequence[np.ndarray[Any, Any]], tu
 
 
 class HostSession(Session[HostedProgram, HostGang, Location]):
-    """Session over workers, each with connections of its own or relayed ones.
+    """Session over workers, each with direct or relayed connections.
 
     Args:
       core: the core that decides about the workers.
@@ -172,7 +172,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
 
     @abc.abstractmethod
     def _load(self, program: BoundProgram, split: Split) -> HostedProgram:
-        """Does what `load` says."""
+        """Loads the program; see `load`."""
 
     @override
     def take_numbers(self, count: int = 1) -> int:
@@ -343,7 +343,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         return request
 
     def describe(self, program: HostedProgram, *, text: bool = False) -> HostFacts:
-        """Returns what XLA compiled of a program on its hosts, with the text of its modules if `text`.
+        """Returns XLA's facts about a program on its hosts, with the text of its modules if `text`.
 
         Raises:
           HostError: a host is lost.
@@ -454,7 +454,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         )
 
     def waits_for_network(self) -> bool:
-        """Returns whether the longest round trip to a host is what steps wait for."""
+        """Returns whether steps wait for the longest round trip to a host."""
         trips = [trip for host in [*self.hosts] if (trip := host.round_trip.seconds) is not None]
         return self.waits.is_network(max(trips, default=None))
 

@@ -82,7 +82,7 @@ class EffectRunner:
         self._new: dict[int, Sequence[WorkerHandle]] = {}
 
     def run(self, effect: Effect) -> None:
-        """Carries out an effect, a slow one in a thread of its own; ignores effects for clients."""
+        """Carries out an effect, a slow one in a separate thread; ignores effects for clients."""
         match effect:
             case Log():
                 log.log(effect.level, "%s", effect.text)

@@ -69,7 +69,7 @@ class WorkerListener:
       core: the core that handles the events.
       pool: the workers.
       loop: the event loop that reads messages about steps.
-      sink: the sink of messages about steps and calls. With a sink the loop has a thread of its own,
+      sink: the sink of messages about steps and calls. With a sink the loop has its own thread,
         which must not block; without a sink it runs in the threads that wait for steps.
 
     Attributes:

@@ -15,7 +15,7 @@ _RESERVE = 64
 
 
 def reserve_descriptors(hosts: int) -> None:
-    """Raises the soft limit on open files (`ulimit -n`) to what more hosts need; never the hard limit.
+    """Raises the soft limit on open files (`ulimit -n`) as far as more hosts need; never the hard limit.
 
     Raises:
       HostStartError: the hard limit is too low.

@@ -15,7 +15,7 @@ _PAUSE_SECONDS = 0.2
 
 
 class ExitMonitor:
-    """Poller of worker processes, in threads of its own, until it is closed.
+    """Poller of worker processes, in separate threads, until it is closed.
 
     So a caller that waits for workers reads a known state without delay, however long one poll takes.
 

@@ -27,7 +27,7 @@ Rate = Annotated[float, Meta(gt=0, lt=_MAX_SECONDS, description="bytes per secon
 
 
 _HINTS = {name: f"{name} belongs to the launcher, such as pathways.Ssh" for name in ("ports", "advertise")}
-"""Keys of earlier releases, and hints at what to use instead."""
+"""Keys of earlier releases, and hints at their replacements."""
 
 
 class _OptionsType(msgspec.StructMeta):

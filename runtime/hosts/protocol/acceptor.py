@@ -148,7 +148,7 @@ def open_connection(
 
     Args:
       sock: a connected socket, which is closed if the handshake fails.
-      purpose: what the connection is for.
+      purpose: the purpose of the connection.
       decode: decodes messages of the server.
       seconds: deadline of the whole handshake.
 

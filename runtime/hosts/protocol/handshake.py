@@ -48,7 +48,7 @@ class ClientHandshake:
     """State of the side that opens a connection.
 
     Args:
-      purpose: what the connection is for.
+      purpose: the purpose of the connection.
       nonce: random bytes that were never used before.
 
     Attributes:
@@ -88,7 +88,7 @@ class ServerHandshake:
       nonce: random bytes that were never used before.
 
     Attributes:
-      purpose: what the connection is for; None until the client is authenticated.
+      purpose: the purpose of the connection; None until the client is authenticated.
       versions: the client's versions of pathways, jaxlib and Python.
       secret: the secret of the cluster; once the client is authenticated, the one that it knows.
     """

@@ -366,7 +366,7 @@ class ReleaseClient(Message, frozen=True):
 
 
 class KeepClients(Message, frozen=True):
-    """Notice to a new worker of a service: what earlier workers of its host keep of other clients is removed.
+    """Notice to a new worker of a service: it removes files of other clients by earlier workers of its host.
 
     Attributes:
       clients: the numbers of the clients that are connected.
@@ -606,7 +606,7 @@ class ResultArray(msgspec.Struct, frozen=True):
 
     Attributes:
       shape: its global shape.
-      dtype: its dtype; for typed PRNG keys that of their words.
+      dtype: its dtype; for typed PRNG keys the dtype of their words.
       placement: its layout.
     """
 

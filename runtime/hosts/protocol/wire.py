@@ -44,7 +44,7 @@ class Connection[Received]:
 
     Attributes:
       peer: see above.
-      decode: see above; a server replaces it when the handshake has shown what kind of peer it is.
+      decode: see above; a server replaces it when the handshake has shown the kind of the peer.
       place: returns the memory for array bytes; if None, messages must not carry any.
     """
 
@@ -148,7 +148,7 @@ class Connection[Received]:
                     return
 
     def read_with(self, decode: Callable[[bytearray], Received]) -> None:
-        """Replaces the decoder, as after the handshake, which has shown what kind of peer it is."""
+        """Replaces the decoder, as after the handshake, which has shown the kind of the peer."""
         self.decode = decode
 
     def receive(self) -> Received:
@@ -222,8 +222,9 @@ class Connection[Received]:
     def process_available(self, handle: Callable[[Received], None]) -> None:
         """Calls a function for all messages that have arrived as a whole.
 
-        The messages stay in the socket until all of them are handled. So an exception, such as that of
-        Ctrl-C, loses none; `handle` may then see the same message again. A long message is waited for.
+        The messages stay in the socket until all of them are handled. So an exception, such as
+        KeyboardInterrupt, loses none; `handle` may then see the same message again. It waits for the rest of
+        a long message.
 
         Args:
           handle: handles a message.

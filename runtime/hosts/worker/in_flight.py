@@ -13,8 +13,9 @@ MAX_LAUNCHES = 16
 """Limit on the launches in flight on a device.
 
 XLA accepts 32. On a slice of several devices the next launch then blocks the launching threads of all of
-them, which also send the results of launches. Another host may need such a result before it can compute what
-this host waits for: a deadlock. The limit is lower because calls beside the steps launch computations, too.
+them, which also send the results of launches. Another host may need such a result before it can compute the
+value that this host waits for: a deadlock. The limit is lower because calls beside the steps launch
+computations, too.
 """
 
 

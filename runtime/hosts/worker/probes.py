@@ -1,7 +1,7 @@
 """Heartbeats between workers that exchange arrays.
 
 A network partition between two workers is silent: JAX's transfer server waits for ever, and both workers
-still answer the controller. So workers ping each other on connections of their own.
+still answer the controller. So workers ping each other on separate connections.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class Probes:
         """Starts to ping peers, unless they are pinged already.
 
         Args:
-          peers: the addresses of their `Probes`, by host number; a new address replaces that of a host.
+          peers: the addresses of their `Probes`, by host number; a new address replaces the host's old one.
         """
         with self._lock:
             new = peers.items() - self._addresses.items()
             self._addresses.update(new)
         for host, address in new:
-            # Each side pings on a connection of its own: a ping from a peer does not show that our messages
-            # reach it.
+            # Each side pings on its own connection: a ping from a peer does not show that our messages reach
+            # it.
             start_thread(functools.partial(self._probe, host, address), f"probe host {host}")
 
     def serve(self, channel: str, answer: Callable[[Connection[Any]], None]) -> None:

@@ -185,7 +185,7 @@ class Worker:
         self.guarded(self.issue)
 
     def start(self, work: Callable[..., None], *args: Any) -> None:
-        """Runs a function in a thread of its own."""
+        """Runs a function in a separate thread."""
         start_thread(functools.partial(self.guarded, functools.partial(work, *args)), work.__name__)
 
     def guarded(self, work: Callable[[], None]) -> None:
@@ -264,7 +264,7 @@ class Worker:
                 self.programs[program].target.cancel(run, message.hosts)
 
     def release_client(self, message: m.ReleaseClient) -> None:
-        """Frees what this worker keeps for a client that has disconnected."""
+        """Frees the state of a client that has disconnected."""
         self.calls.release_client(message.client)
         self.last.pop(message.client, None)
         for release in self.releases:

@@ -330,7 +330,7 @@ class WorkerTarget(LocalTarget):
         return pull
 
     def _send_offset(self, send: Send, host: int) -> int:
-        """Returns the id of what this host sends to another, relative to the first id of the run."""
+        """Returns the id of a transfer to another host, relative to the first id of the run."""
         return self._numbers.offset(send.index, self._host, host)
 
     def _shapes(self, receive: Receive) -> list[jax.ShapeDtypeStruct]:

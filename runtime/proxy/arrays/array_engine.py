@@ -21,7 +21,7 @@ class ArrayEngine(abc.ABC):
     """Memory of devices, and the operations on arrays there.
 
     A value has the methods `delete`, `is_deleted`, `is_ready` and `block_until_ready` of a `jax.Array`, and
-    its `nbytes`; that of a shard has a `shape` and a `dtype`, too.
+    its `nbytes`; the value of a shard has a `shape` and a `dtype`, too.
     """
 
     def make(self, spec: ArraySpec, shards: Sequence[np.ndarray]) -> ProxyArray:
@@ -66,7 +66,7 @@ class ArrayEngine(abc.ABC):
 
         Args:
           devices: as many devices as each array has; empty for its own devices.
-          memory_kind: a kind of memory; None for that of the array, the empty string for the default.
+          memory_kind: a kind of memory; None for the array's kind, the empty string for the default.
         """
         specs, values = [], []
         for array in arrays:
@@ -127,7 +127,7 @@ class ArrayEngine(abc.ABC):
             memory = tuple(allocation for _, allocations in complete for allocation in allocations)
             layout = _common_layout(of_result.values())
             if plan.mappings:
-                # Clients expect the layout of the sources then, and that of the specification otherwise.
+                # Clients expect the layout of the sources then, and the specified layout otherwise.
                 spec = dataclasses.replace(spec, layout=layout)
             value = self._make(spec, [shard for shard, _ in complete])
             remapped.append(self._in_layout(spec, value, layout, memory))
@@ -242,7 +242,7 @@ class ArrayEngine(abc.ABC):
 
 
 def _common_layout(arrays: Iterable[ProxyArray]) -> Layout | None:
-    """Returns the layout of arrays whose shards are joined. Clients expect that of the first array.
+    """Returns the layout of arrays whose shards are joined. Clients expect the layout of the first array.
 
     Raises:
       StatusError: the arrays have different layouts.

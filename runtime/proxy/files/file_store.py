@@ -1,4 +1,4 @@
-"""Stores: what writes the arrays of clients to files, and reads them."""
+"""Stores, which write the arrays of clients to files and read them."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def check_shape(shape: Sequence[int], stored: StoredArray) -> None:
     """Checks the shape of an array in files.
 
     Raises:
-      StatusError: it is not that of the array to read.
+      StatusError: it differs from the array to read.
     """
     if tuple(shape) != stored.shape:
         raise StatusError(StatusCode.INVALID_ARGUMENT, f"has the shape {tuple(shape)}, not {stored.shape}")

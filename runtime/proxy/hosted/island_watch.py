@@ -15,7 +15,7 @@ _CHECK_SECONDS = 0.1
 
 
 class IslandWatch:
-    """Watch that calls functions when islands are lost and when they return, from a thread of its own.
+    """Watch that calls functions when islands are lost and when they return, from a separate thread.
 
     Args:
       session: the session.

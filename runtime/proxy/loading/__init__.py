@@ -1,1 +1,1 @@
-"""Programs of clients: their checks and compiler options, and what loads them on devices."""
+"""Programs of clients: their checks, their compiler options, and their loading on devices."""

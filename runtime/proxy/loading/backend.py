@@ -101,4 +101,4 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Releases what the backend holds."""
+        """Releases the resources of the backend."""

@@ -65,7 +65,7 @@ class CallTraces:
             before = self._recorder
             assert before is not None
             if self._recording:
-                # A new one for the other sessions: closing the old one is what waits for its calls.
+                # A new one for the other sessions: closing the old one waits for its calls.
                 self._recorder = self._replace(before)
             else:
                 self._recorder = None

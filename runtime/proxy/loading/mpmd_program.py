@@ -88,7 +88,7 @@ class MpmdProgram(CompiledProgram):
     @functools.cached_property
     def needed_bytes(self) -> int:
         # The peak has the memory of donated arguments reused, so that is added again: the caller subtracts
-        # that of the arguments that this execution consumes.
+        # the memory of the arguments that this execution consumes.
         return sum(
             slice.peak_memory_in_bytes - slice.argument_size_in_bytes + slice.alias_size_in_bytes
             for slice in self.slice_memory.values()

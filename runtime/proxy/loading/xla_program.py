@@ -1,4 +1,4 @@
-"""XLA programs of clients: their sources after all checks, and what the server knows once they are loaded."""
+"""XLA programs of clients: their sources after all checks, and the facts about loaded ones."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _without_numpy(get_fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled_without_numpy(make_call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the same for calls of what `lower().compile()` returns, which have no function."""
+    """Returns the same for calls of the results of `lower().compile()`, which have no function."""
 
     @functools.wraps(make_call)
     def make(name: str, function: Any, cache_miss: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -179,7 +179,7 @@ class SessionState:
         """Adds a program, from any thread.
 
         Returns:
-          its handle and that of a future that is ready; None if the session has ended meanwhile.
+          its handle, and the handle of a future that is ready; None if the session has ended meanwhile.
         """
         # Without the lock, a session that ends now would never free the program.
         with self._closing:

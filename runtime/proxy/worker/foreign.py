@@ -1,4 +1,4 @@
-"""Foreign programs in a worker: what `Worker.run` needs of them besides their function."""
+"""Foreign programs in a worker, with the attributes that `Worker.run` needs besides their function."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class UnprovedArrays:
     """Results of programs on one host whose failure its other hosts would not know of.
 
     On an island of several hosts, a program of all must not get an operand that fails: XLA would not launch
-    it on this host, and the next collective here would meet that of the skipped launch on the others.
+    it on this host, and the next collective here would meet one of the skipped launch on the others.
     """
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ def layout_of(
 ) -> DeviceLayout:
     """Returns the layout of arrays with a sharding of XLA, over devices by their ids.
 
-    Each dimension has an axis of its own, as large as the number of its parts. The devices are in the order
-    of these axes, which need not be that of the sharding. Summands of elements look like copies here.
+    Each dimension has one axis, as large as the number of its parts. The devices are in the order of these
+    axes, which may differ from the order of the sharding. Summands of elements look like copies here.
 
     Args:
       sharding: None for arrays that each device has as a whole.

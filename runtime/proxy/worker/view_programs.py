@@ -49,7 +49,7 @@ class ViewProgram(msgspec.Struct, frozen=True):
       layout: its layout.
       sources: the source of its shard on each device, in the order of the layout.
       copied: whether the shards are copied; else each is on the device of its source.
-      order: their layout in memory, which is then another one than that of the sources; None for the same.
+      order: their layout in memory, if it differs from the layout of the sources; None for the same.
     """
 
     shape: tuple[int, ...]

@@ -93,7 +93,7 @@ class StepRefused:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepIndeterminate:
-    """Notice that it is unknown what any host has computed in a step."""
+    """Notice that the results of all hosts in a step are unknown."""
 
     step: int
     why: Failure

@@ -433,7 +433,7 @@ class RemoteSession(HostSession):
                 self._listener.report_loss(f"has not responded for {self._heartbeat:.0f} seconds")
 
     def _collect(self) -> None:
-        """Frees what only cycles of objects refer to, and notifies the service."""
+        """Frees objects that only cycles refer to, and notifies the service."""
         gc.collect()
         self._send_unused()
         with contextlib.suppress(HostError):

@@ -1,4 +1,4 @@
-"""Messages between `pw-cluster` and a service, on a connection of their own."""
+"""Messages between `pw-cluster` and a service, on a separate connection."""
 
 from __future__ import annotations
 

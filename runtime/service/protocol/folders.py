@@ -256,7 +256,7 @@ def call_service(
 
     Args:
       address: where it listens.
-      purpose: what the connection is for.
+      purpose: the purpose of the connection.
       decode: decodes messages of the service.
 
     Raises:

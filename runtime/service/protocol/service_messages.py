@@ -52,7 +52,7 @@ class RemoteError(msgspec.Struct, frozen=True):
         """
         kind = QuotaError if self.kind == QuotaError.__name__ else getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, HostError)):
-            raise m.MessageError(f"{self.kind!r} is no error of hosts")
+            raise m.MessageError(f"{self.kind!r} is not an error of hosts")
         return Failure(kind, self.text)
 
 

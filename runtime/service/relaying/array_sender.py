@@ -121,7 +121,7 @@ class ArraySender(Sender):
 
     def relay(self, fetch: RelayedFetch, chunk: Chunk) -> None:
         """Sends the client a chunk that the worker has sent."""
-        # Not in the thread that sends: `buffer` may be that of the next chunk by then.
+        # Not in the thread that sends: `buffer` may have the next chunk by then.
         message, data = fetch.receive(chunk)
         self.submit(lambda: self._send_chunk(fetch, message, data))
 

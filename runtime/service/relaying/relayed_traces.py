@@ -120,7 +120,7 @@ class RelayedTraces:
             number = self._current[worker] = next(self._numbers)
             self._traces.setdefault(worker, {})[number] = clients
             if starter is not None:
-                # Clients of the trace before may still wait for its start: they get that of this one.
+                # Clients of the trace before may still wait for its start: they get the start of this one.
                 self._started[worker, number] = {starter, *self._started.pop((worker, before or 0), set())}
             messages.append(StartTrace(number))
         return messages

@@ -368,7 +368,7 @@ class SharedMemory:
         return [None if limits is None else quota for limits in self.islands]
 
     def rest(self) -> list[int | None]:
-        """Returns what named quotas and the pool leave on each island."""
+        """Returns the bytes that named quotas and the pool leave on each island."""
         named = sum(self._quotas.values())
         return [
             None if limits is None else max(0, limits.memory - limits.pool - named) for limits in self.islands
