@@ -1,8 +1,8 @@
 """Zip files of one layout: uncompressed members in order, then their directory, all with fixed fields.
 
 The bytes of such a file depend on its members alone, and any zip tool can read it. The reader rejects any
-other layout: two readers that disagree about the members of a zip are a known attack. The format is that of
-PKWARE's APPNOTE.TXT without any extension.
+other layout: two readers that disagree about the members of a zip are a known attack. PKWARE's APPNOTE.TXT
+defines the format, here without any extension.
 """
 
 from __future__ import annotations

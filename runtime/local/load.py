@@ -33,7 +33,7 @@ from pathways.runtime.xla.compile_threads import Progress
 
 @functools.cache
 def _finish_before_exit() -> None:
-    """Has the process wait for its pending work before it exits.
+    """Makes the process wait for its pending work before it exits.
 
     XLA:CPU runs computations and copies in its own threads, and a process that destroys its devices while
     they run crashes with a segmentation fault.

@@ -134,7 +134,7 @@ def load_by_server(
     bindings: Mapping[str, Binding],
     result_avals: Sequence[pjrt.Aval],
 ) -> ProxiedExecutable:
-    """Has the server of this process's devices load a program.
+    """Requests the server of this process's devices to load a program.
 
     Args:
       plan: its plan, or one with its arguments and results alone.

@@ -48,7 +48,7 @@ class CallRecorder(Protocol):
         """
 
     def wait_for(self, wait: Callable[[], None]) -> None:
-        """Has `close` call a function first, which waits for other writers of the sink."""
+        """Registers a function that `close` calls first, which waits for other writers of the sink."""
 
     def write_span(self, span: RecordedSpan) -> None:
         """Writes work that belongs to no call; any thread may call it."""

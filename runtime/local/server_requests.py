@@ -33,7 +33,7 @@ class ServedDevice(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
       host: the number of its host.
       memory: the bytes of memory that programs may use, None if unknown.
-      state: see `DeviceIsland`, like `round_trip`, which is that from the server.
+      state: see `DeviceIsland`, like `round_trip`, which the server has measured.
     """
 
     id: int

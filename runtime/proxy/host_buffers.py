@@ -188,7 +188,7 @@ class Arrival(abc.ABC):
 class HostBuffers:
     """Host buffers of a session by handle. Each is stored once, and removed once.
 
-    Buffers beyond the maximum wait until others have become arrays. The order is that of their handles, which
+    Buffers beyond the maximum wait until others have become arrays, in the order of their handles, which
     clients count up. The buffer that a request waits for comes first, whatever the maximum, since the
     requests after it do not free any buffer before.
 
@@ -215,7 +215,7 @@ class HostBuffers:
         return len(self._buffers)
 
     def announce(self, handle: int, arrival: Arrival) -> None:
-        """Has a buffer start, now or when others have become arrays; one that cannot fit is discarded."""
+        """Starts a buffer, now or when others have become arrays; discards one that cannot fit."""
         with self._changed:
             if self._is_closed:
                 arrival.discard()

@@ -31,7 +31,7 @@ def exit_status(code: int) -> str:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent exits; only Linux can.
+    """Makes the kernel kill this process when its parent exits; only Linux can.
 
     Args:
       parent: the id of the parent process. The thread of it that started this process must wait for it: the

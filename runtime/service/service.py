@@ -214,7 +214,7 @@ class Service:
         return purpose.role == "client" and purpose.to == "service" and purpose.channel in CHANNELS
 
     def request_disconnect(self, client: ServedClient, why: str) -> None:
-        """Has the dispatch thread disconnect a client; any thread may call it, more than once."""
+        """Disconnects a client in the dispatch thread; any thread may call it, more than once."""
         self._loop.post(functools.partial(self._disconnect, client, why))
 
     def disconnect_client(self, name: str) -> bool:
@@ -308,7 +308,7 @@ class Service:
             client.disconnected.wait(10)
 
     def close(self) -> None:
-        """Has `serve` disconnect all clients, end the workers and return; any thread may call it."""
+        """Makes `serve` disconnect all clients, terminate the workers and return; any thread may call it."""
         self._closed.set()
         self._admission.close()
         self._loop.wake()

@@ -3,7 +3,7 @@
 The steps of a plan are in an order that was proved free of deadlock: a step waits for earlier steps alone, so
 a single pass in that order computes all times exactly, without an event queue.
 
-The model is that of the proof, with times:
+The model is the same as in the proof, with times:
 
 - a slice (or all slices that overlap, together) runs its launches and sends in order, one at a time;
 - a send takes no time on its slice, but waits there until its channel has room: until the first reader of

@@ -70,7 +70,7 @@ class ProxiedTraces:
                 self._trace.add(program)
 
     def observe(self, recorder: CallRecorder | None) -> None:
-        """Has the server record all calls for a recorder; with None stops.
+        """Requests the server to record all calls for a recorder; with None to stop.
 
         Raises:
           JaxRuntimeError: the server cannot trace, or is lost.

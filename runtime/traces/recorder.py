@@ -229,7 +229,7 @@ class Recorder:
             return self._waiting_threads[place][0]
 
     def wait_for(self, wait: Callable[[], None]) -> None:
-        """Has `close` call a function first, which waits for other writers of the sink."""
+        """Registers a function that `close` calls first, which waits for other writers of the sink."""
         self._waits.append(wait)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ _STATUSES: dict[type[HostError], str] = {
 
 
 def raise_as_errors_of_jax() -> None:
-    """Has all errors of hosts raised as subclasses of `jax.errors.JaxRuntimeError` from now on."""
+    """Makes all errors of hosts subclasses of `jax.errors.JaxRuntimeError` from now on."""
     if not errors.raised_as:
         errors.raised_as.update({kind: _also_of_jax(kind, status) for kind, status in _STATUSES.items()})
 

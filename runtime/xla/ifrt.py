@@ -158,7 +158,7 @@ def compile_mpmd(
     avals: Sequence[pjrt.Aval],
     shardings: Sequence[jax.sharding.Sharding],
 ) -> MpmdExecutable:
-    """Has the server of devices compile a module in IFRT IR; returns the program, which has `execute`.
+    """Compiles a module in IFRT IR by the server of devices; returns the program, which has `execute`.
 
     JAX has no call for a program on several meshes; the call of Shardy's MPMD compiler takes any module.
 
@@ -172,7 +172,7 @@ def compile_mpmd(
 
 
 def compile_request(client: Any, request: str) -> Any:
-    """Has the server of a client compile a request in JSON instead of a program; returns the program.
+    """Compiles a request in JSON by the server of a client, instead of a program; returns the program.
 
     `jax.extend` has only the program, and no call that compiles it.
     """

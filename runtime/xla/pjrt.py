@@ -82,7 +82,7 @@ def put_shard(data: Any, device: jax.Device, sharding: jax.sharding.Sharding, **
 
 
 def is_proxied(device: jax.Device) -> bool:
-    """Returns whether a device is that of a server, such as `pw-proxy`, in the process of a client."""
+    """Returns whether a device belongs to a server, such as `pw-proxy`, in the process of a client."""
     return device.client.runtime_type.startswith("proxy/")
 
 
@@ -538,7 +538,7 @@ def token_registrar(devices: Sequence[jax.Device]) -> Callable[[Any], None]:
 
 
 def exclude_from_tracebacks(folder: str) -> None:
-    """Has JAX hide frames of code in a folder in tracebacks, as it hides its own."""
+    """Makes JAX hide frames of code in a folder in tracebacks, as it hides its own."""
     traceback_util.register_exclusion(folder)
 
 

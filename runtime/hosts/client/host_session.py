@@ -191,7 +191,7 @@ class HostSession(Session[HostedProgram, HostGang, Location]):
         self._loop.poll()
 
     def wake(self) -> None:
-        """Has all threads in `wait` check their conditions again."""
+        """Wakes all threads in `wait`, which check their conditions again."""
         self._loop.wake()
 
     @override

@@ -82,7 +82,7 @@ class WorkerPool:
                         host.steps.send(*messages)
 
     def get(self, key: GangKey) -> HostGang | None:
-        """Returns the current workers of an island; None if the key is that of earlier workers."""
+        """Returns the current workers of an island; None if the key belongs to earlier workers."""
         gang = self.gangs[key.island]
         return gang if gang.life.key == key else None
 

@@ -90,7 +90,7 @@ class SpareWorkers:
 
 
 def is_crash(status: str, *, is_first: bool = True) -> bool:
-    """Returns whether a status of `WorkerProcess.exit_status` is that of a process that crashed by itself.
+    """Returns whether a status of `WorkerProcess.exit_status` means that the process crashed by itself.
 
     Args:
       is_first: whether it is the first host of its island: JAX aborts the other ones when they lose it.

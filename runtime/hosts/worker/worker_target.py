@@ -353,7 +353,7 @@ class WorkerTarget(LocalTarget):
     def _picks(self, send: Send) -> dict[int, list[tuple[int, int]]]:
         """Returns for each host the shards that it gets: pairs of an operand and a device of this host.
 
-        Their order is that of `_shards_by_source` on the other host.
+        They have the order of `_shards_by_source` on the other host.
         """
         here = [n for n, owner in enumerate(self._owners[send.src]) if owner == self._host]
         targets = self._owners[send.dst]

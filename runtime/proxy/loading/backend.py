@@ -23,7 +23,7 @@ class OfferedDevice:
     """Device that clients may use.
 
     Attributes:
-      device: the device in placements of arrays; its `id` is that which clients know.
+      device: the device in placements of arrays; clients know its `id`.
       facts: the facts that clients get.
       island: the number of its island.
       slice_index: the number of its slice, in JAX's sense: hosts of an island may form several.

@@ -69,7 +69,7 @@ class Cancellation:
 
     @contextlib.contextmanager
     def killing(self, process: LimitedProcess) -> Iterator[None]:
-        """Has a request kill a process while the context is entered."""
+        """Lets a request kill a process while the context is entered."""
         with self._lock:
             self._processes.add(process)
             if self.is_requested:

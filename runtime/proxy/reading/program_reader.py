@@ -138,7 +138,7 @@ class ProgramReader:
         return connection
 
     def _fork(self, of_process: socket.socket) -> None:
-        """Has a process forked that reads from a socket; first starts the process that forks, if needed."""
+        """Forks a process that reads from a socket; first starts the process that forks, if needed."""
         if self._starter is not None:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._starter, [b"."], [of_process.fileno()])

@@ -30,7 +30,7 @@ class WaitingThreads:
         self._is_closed = False
 
     def run(self, work: Work) -> None:
-        """Has a thread call a function; waits while too many are pending; no-op after `close`."""
+        """Calls a function in a thread; waits while too many are pending; no-op after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._pending < self._max_pending)
             if self._is_closed:

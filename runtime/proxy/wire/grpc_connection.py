@@ -222,7 +222,7 @@ class GrpcConnection:
             yield from self._interpret(end_of_stream(stream))
 
     def _interpret(self, data: Buffer) -> Iterator[Event]:
-        """Has h2 read frames without data of calls."""
+        """Passes frames without data of calls to h2."""
         for event in self._h2.receive_data(bytes(data)):
             match event:
                 case h2.events.RequestReceived(stream_id=stream, headers=headers):

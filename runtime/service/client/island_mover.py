@@ -43,7 +43,7 @@ log = logging.getLogger("pathways")
 
 
 def move_when_drained(session: RemoteSession) -> None:
-    """Has a session move off islands that are drained, off one after the other."""
+    """Moves a session off islands when they are drained, off one after the other."""
     switching = threading.Lock()
 
     def begin(notice: IslandDrainingNotice) -> None:

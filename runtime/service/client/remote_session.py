@@ -182,7 +182,7 @@ class RemoteSession(HostSession):
     def _request_load(
         self, hosts: Sequence[int], message: Callable[[int], LoadProgram | LoadForeignProgram]
     ) -> ProgramLoaded:
-        """Has the service load a program on hosts.
+        """Requests the service to load a program on hosts.
 
         Raises:
           HostError: a host is lost, or cannot load it.

@@ -66,7 +66,7 @@ class RelayedTraces:
             return self._change(worker, clients)
 
     def change(self, host: WorkerHandle, client: int, trace: StartTrace | StopTrace) -> None:
-        """Has a worker start or stop a trace of a client, after all its earlier steps were issued."""
+        """Starts or stops a trace of a client on a worker, after all its earlier steps were issued."""
         worker = host.index, host.gang.life.key.start
         is_start = isinstance(trace, StartTrace)
         messages = self.start(worker, client, trace.trace) if is_start else self.stop(worker, client)
@@ -74,7 +74,7 @@ class RelayedTraces:
             host.steps.send(*messages)
 
     def remove_client(self, client: int, hosts: Sequence[WorkerHandle]) -> None:
-        """Has the workers that record a trace for a client stop it."""
+        """Stops the traces of a client on all workers that record one."""
         with self._lock:
             workers = [worker for worker in self._current if client in self._clients(worker)]
         for number, start in workers:

@@ -10,7 +10,7 @@ A ready step gets its places on all its islands in one decision, which is final:
 order in which they receive them. Few places exist: `ahead` on an island, and beyond the second only for
 `WORK_SECONDS` of work and the round trip, so that new steps wait for little.
 
-The next step is that of the client with the least service on the island where it had most (start-time fair
+The next step belongs to the client with the least service on the island where it had most (start-time fair
 queueing: Goyal, Vin and Cheng, 1996, by virtual times of each client on each island). Service is the device
 time that hosts measure, divided by the client's weight. A client that had nothing to run keeps a credit of at
 most `IDLE_SECONDS`.
