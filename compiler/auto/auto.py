@@ -108,8 +108,10 @@ def _check_results(request: AutoRequest, shapes: Any) -> None:
     value = shapes
     if request.has_aux:
         if not isinstance(shapes, tuple) or len(shapes) != 2:
-            raise TypeError(f"{request.what}: with has_aux it must return (value, auxiliary), got {shapes}")
+            raise TypeError(
+                f"{request.subject}: with has_aux it must return (value, auxiliary), got {shapes}"
+            )
         value = shapes[0]
     scalar = hasattr(value, "shape") and not value.shape
     if not scalar or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
-        raise TypeError(f"{request.what}: it must return a scalar of floats, got {value}")
+        raise TypeError(f"{request.subject}: it must return a scalar of floats, got {value}")

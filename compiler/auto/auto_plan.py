@@ -102,13 +102,13 @@ class AutoPlan(ProcessBound):
         ]
 
     def split(self, tree: Any) -> Any:
-        """Converts the user's parameters to those of the plan, everywhere in a tree.
+        """Converts the user's parameters to the plan's, everywhere in a tree.
 
         Args:
           tree: arrays, or `jax.ShapeDtypeStruct`s: parameters, or the state of an optimizer.
 
         Raises:
-          TypeError: the tree has none of them.
+          TypeError: the tree has no parameters of the user.
         """
         return self._cut.blocks.split(tree)
 
@@ -129,18 +129,18 @@ class AutoPlan(ProcessBound):
           *args: its arguments, such as a key.
 
         Raises:
-          TypeError: it returns other parameters than those of the plan.
+          TypeError: its parameters differ from the plan's in structure or type.
         """
-        wanted = self._cut.args[0]
+        types = self._cut.args[0]
         initialised = jax.eval_shape(init, *args)
-        structure: Any = jax.tree.structure(wanted)
+        structure: Any = jax.tree.structure(types)
         if structure != jax.tree.structure(initialised):
             raise TypeError(
                 f"'{symbol_of(init)}' returns {jax.tree.structure(initialised)}, "
                 f"but the plan is for parameters of structure {structure}"
             )
         pairs = jax.tree_util.tree_leaves_with_path(initialised)
-        for (path, leaf), like in zip(pairs, jax.tree.leaves(wanted), strict=True):
+        for (path, leaf), like in zip(pairs, jax.tree.leaves(types), strict=True):
             if (leaf.shape, leaf.dtype) != (tuple(like.shape), like.dtype):
                 raise TypeError(
                     f"'{symbol_of(init)}' returns {leaf.dtype}{list(leaf.shape)} at "
@@ -184,7 +184,7 @@ class AutoPlan(ProcessBound):
         It lists operation by operation, with their lines in the loss.
 
         Raises:
-          ProgramError: an operation cannot be written, such as a function with a derivative of its own.
+          ProgramError: an operation cannot be written, such as a function with a custom derivative.
         """
         return source_of(self._cut)
 

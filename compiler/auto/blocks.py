@@ -1,4 +1,4 @@
-"""Conversion of the user's parameters to those of a plan, with a block of stacked ones for each stage."""
+"""Conversion of the user's parameters to a plan's: stacked leaves become a block for each stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Blocks:
     """Blocks of the leaves of a tree of parameters.
 
     Attributes:
-      edges: for each leaf the rows at which its blocks begin, and the end; two for one that is whole.
+      edges: for each leaf the rows at which its blocks begin, and the end; two for a leaf that is not cut.
       readers: for each leaf and block the stages that read it.
     """
 

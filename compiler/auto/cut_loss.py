@@ -24,7 +24,7 @@ class CutLoss:
     """Loss with a placed function for each stage.
 
     Args:
-      args: the types of its arguments, the first those of the user's parameters.
+      args: the types of its arguments; the first are the user's parameters.
       shapes: a tree of the types of its results.
       positions: the first node of each stage but the first.
       slices: the slice of each stage.
@@ -74,29 +74,29 @@ class CutLoss:
 
     def _checked(self, params: Any, *args: Any) -> list[Any]:
         """Returns the leaves of arguments; a TypeError names one of another type than at the cut."""
-        what = f"the loss of pw.auto of '{self.flat.name}'"
+        subject = f"the loss of pw.auto of '{self.flat.name}'"
         if len(args) != len(self.args) - 1:
-            raise TypeError(f"{what} takes {len(self.args)} arguments, got {len(args) + 1}")
-        for n, (got, wanted) in enumerate(zip((params, *args), (self.params, *self.args[1:]), strict=True)):
-            structure: Any = jax.tree.structure(wanted)
+            raise TypeError(f"{subject} takes {len(self.args)} arguments, got {len(args) + 1}")
+        for n, (got, expected) in enumerate(zip((params, *args), (self.params, *self.args[1:]), strict=True)):
+            structure: Any = jax.tree.structure(expected)
             if structure != jax.tree.structure(got):
                 hint = ""
                 if n == 0 and jax.tree.structure(got) == self.blocks.structure:
                     hint = ": use plan.split, or plan.init"
                 raise TypeError(
-                    f"{what} takes argument {n} as {structure}, got {jax.tree.structure(got)}{hint}"
+                    f"{subject} takes argument {n} as {structure}, got {jax.tree.structure(got)}{hint}"
                 )
             pairs = jax.tree_util.tree_leaves_with_path(got)
-            for (path, leaf), like in zip(pairs, structure.flatten_up_to(wanted), strict=True):
-                self._check_leaf(what, f"args[{n}]{name_of(path)}", leaf, like, microbatch=n > 0)
+            for (path, leaf), like in zip(pairs, structure.flatten_up_to(expected), strict=True):
+                self._check_leaf(subject, f"args[{n}]{name_of(path)}", leaf, like, microbatch=n > 0)
         return jax.tree.leaves(params)
 
-    def _check_leaf(self, what: str, name: str, leaf: Any, like: Any, *, microbatch: bool) -> None:
+    def _check_leaf(self, subject: str, name: str, leaf: Any, like: Any, *, microbatch: bool) -> None:
         shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
         if shape == tuple(like.shape) and dtype == like.dtype:
             return
         message = (
-            f"{what} was cut for {name} of type {_type(like.shape, like.dtype)}, got {_type(shape, dtype)}"
+            f"{subject} was cut for {name} of type {_type(like.shape, like.dtype)}, got {_type(shape, dtype)}"
         )
         if microbatch and dtype == like.dtype and shape[1:] == tuple(like.shape[1:]) and shape:
             message += (
@@ -149,7 +149,7 @@ class PlannedLoss:
         old, new = self._cut.flat, flat
         pairs = enumerate(zip(new.operations, old.operations, strict=False))
         n = next((n for n, (now, then) in pairs if now != then), min(len(new.nodes), len(old.nodes)))
-        found, planned = (
+        current, planned = (
             f"'{loss.nodes[n].equation.primitive.name}' at {loss.nodes[n].line}"
             if n < len(loss.nodes)
             else "none"
@@ -157,8 +157,8 @@ class PlannedLoss:
         )
         return ProgramError(
             f"the loss of pw.auto of '{old.name}' has other operations than when it was cut: unit {n} is "
-            f"{found}, and was {planned}; a value that it captures or a JAX setting has changed: make a plan "
-            "with it"
+            f"{current}, and was {planned}; a value that it captures or a JAX setting has changed: make a "
+            "plan with it"
         )
 
 

@@ -36,9 +36,9 @@ class Node:
 
     Attributes:
       equation: the equation; all iterations of a loop share one.
-      operands: variables and literals, in the order of the equation; for an iteration, the values that the
-        previous one carries take the place of the initial ones.
-      results: variables; for an iteration those that it carries on.
+      operands: variables and literals, in the order of the equation; for an iteration, the values carried by
+        the previous iteration replace the initial ones.
+      results: variables; for an iteration, its carried values.
       iteration: the number of the iteration, in the order of execution; None for other equations.
       scope: the name stack of the calls around it.
     """
@@ -74,8 +74,8 @@ class Node:
         return self.operands[constants + carried :]
 
     @property
-    def whole(self) -> tuple[Variable, ...]:
-        """The variables that it reads whole."""
+    def unstacked(self) -> tuple[Variable, ...]:
+        """The variables that it reads in full."""
         return tuple(a for a in self.operands[: len(self.operands) - len(self.stacked)] if is_variable(a))
 
     def rows(self, iterations: tuple[int, int]) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class FlatLoss:
     Attributes:
       nodes: the nodes that depend on a microbatch, in the order in which they run.
       free: the other nodes, in an order in which they can run: masks, tables, parameters that are cast. Each
-        stage computes those that it reads.
+        stage repeats the free nodes that it reads.
       parameters: a variable for each leaf of the first argument.
       inputs: a variable for each leaf of the others.
       constants: the values of arrays that it closes over.
@@ -173,10 +173,12 @@ def flatten_loss(loss: Callable[..., Any], args: tuple[Any, ...], name: str) -> 
         # A new function, because JAX reuses the trace of an earlier one.
         closed, shapes = jax.make_jaxpr(lambda *args: loss(*args), return_shape=True)(*args)
     for metadata in jax_internals.metadata_of_calls(closed.jaxpr):
-        what = "pw.accumulate" if "pw.slice" not in metadata else f"'{metadata.get('pw.name', '?')}', placed"
-        _refuse(name, what, closed)
+        callee = (
+            "pw.accumulate" if "pw.slice" not in metadata else f"'{metadata.get('pw.name', '?')}', placed"
+        )
+        _refuse(name, callee, closed)
     if closed.effects:
-        line = next((_where(e) for e in closed.jaxpr.eqns if e.effects), "")
+        line = next((_place_of(e) for e in closed.jaxpr.eqns if e.effects), "")
         effects = ", ".join(sorted(map(str, closed.effects)))
         raise ProgramError(
             f"pw.auto of '{name}': it has effects ({effects}){line}, which nothing orders between stages: "
@@ -187,15 +189,15 @@ def flatten_loss(loss: Callable[..., Any], args: tuple[Any, ...], name: str) -> 
     return _LossFlattener(name, needed, count).flat(), shapes
 
 
-def _refuse(name: str, what: str, closed: Any) -> None:
+def _refuse(name: str, callee: str, closed: Any) -> None:
     call = next((e for e in closed.jaxpr.eqns if "xla_metadata" in e.params), None)
-    at = _where(call) if call is not None else ""
+    at = _place_of(call) if call is not None else ""
     raise ProgramError(
-        f"pw.auto of '{name}': {what}, is called in it{at}: pw.auto takes plain JAX and places all of it"
+        f"pw.auto of '{name}': {callee}, is called in it{at}: pw.auto takes plain JAX and places all of it"
     )
 
 
-def _where(equation: Any) -> str:
+def _place_of(equation: Any) -> str:
     line = jax_internals.line_of(equation)
     return f" at {line}" if line else ""
 
@@ -294,8 +296,8 @@ class _LossFlattener:
             self.micro.update(handed)
             # The equation decided which of its results are learned; an iteration carries the same ones.
             self.learned.update(new for new, old in zip(handed, results, strict=True) if old in self.learned)
-            whole = (*operands[:constants], *carry, *operands[constants + carried :])
-            self.nodes.append(Node(equation, whole, tuple(handed), iteration, scope))
+            inputs = (*operands[:constants], *carry, *operands[constants + carried :])
+            self.nodes.append(Node(equation, inputs, tuple(handed), iteration, scope))
             carry = tuple(handed)
 
     def _is_over_layers(self, equation: Any, operands: Sequence[Any]) -> bool:

@@ -39,15 +39,15 @@ class NodeWork:
 
     def __init__(self, flat: FlatLoss) -> None:
         self._learned = flat.learned
-        self._known: dict[Any, float] = {}
+        self._work: dict[Any, float] = {}
         self._params: dict[int, str] = {}
 
     def of(self, node: Node) -> float:
-        """Returns the operations of a node for a microbatch, with those of its backward."""
+        """Returns the operations of a node for a microbatch, forward and backward."""
         key = self._key(node)
-        if key not in self._known:
-            self._known[key] = float(self._count(node))
-        return self._known[key]
+        if key not in self._work:
+            self._work[key] = float(self._count(node))
+        return self._work[key]
 
     def kinds(self, nodes: Sequence[Node]) -> tuple[int, ...]:
         """Returns a number for each node, equal for equal ones."""
@@ -98,8 +98,8 @@ def _differentiated(node: Node, learned: Collection[Variable]) -> int:
         results, pull = jax.vjp(forward, *(values[n] for n in moving))
         return results, pull(cotangents)
 
-    wanted = [node.results[n].aval for n in floats]
-    closed = jax.make_jaxpr(backward)(shapes, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in wanted])
+    types = [node.results[n].aval for n in floats]
+    closed = jax.make_jaxpr(backward)(shapes, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in types])
     return count(jax_internals.without_dead_equations(closed).jaxpr)
 
 

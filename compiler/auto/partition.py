@@ -98,26 +98,26 @@ def best_partitions(
     stages = len(machine.speeds) * (2 if v else 1)
     if len(candidates) < stages - 1:
         return []
-    found: dict[tuple[int, ...], Partition] = {}
+    by_cut: dict[tuple[int, ...], Partition] = {}
 
     def add(positions: Iterable[int]) -> None:
         cut = tuple(positions)
-        if cut not in found and all(a < b for a, b in itertools.pairwise(cut)):
+        if cut not in by_cut and all(a < b for a, b in itertools.pairwise(cut)):
             partition = Partition(0.0, cut, v)
-            found[cut] = dataclasses.replace(partition, bound=machine.bound(units, cut, partition.slices()))
+            by_cut[cut] = dataclasses.replace(partition, bound=machine.bound(units, cut, partition.slices()))
 
     table = _CostsOfV(units, candidates, machine) if v else _RowCosts(units, candidates, machine)
     for solution in _solutions(units, table, machine):
         add(solution)
     # Partitions that differ from the best in one cut, or in two adjacent ones.
     for _ in range(_ROUNDS):
-        known = len(found)
-        for partition in ranked(found.values(), units, machine)[:limit]:
+        count = len(by_cut)
+        for partition in ranked(by_cut.values(), units, machine)[:limit]:
             for positions in _neighbours(partition.positions, candidates):
                 add(positions)
-        if len(found) == known:
+        if len(by_cut) == count:
             break
-    return ranked(found.values(), units, machine)[:limit]
+    return ranked(by_cut.values(), units, machine)[:limit]
 
 
 def ranked(partitions: Iterable[Partition], units: Units, machine: Machine) -> list[Partition]:
@@ -142,16 +142,16 @@ def _neighbours(positions: tuple[int, ...], candidates: Sequence[int]) -> Iterat
 def _solutions(units: Units, table: _RowCosts | _CostsOfV, machine: Machine) -> Iterator[list[int]]:
     """Yields the partition of least sum for each bound on the longest slice, the smallest first."""
     least = table.least_longest()
-    first, whole = table.solve(least), table.solve(math.inf)
-    if first is None or whole is None:
+    tightest, loosest = table.solve(least), table.solve(math.inf)
+    if tightest is None or loosest is None:
         return
-    yield first
-    yield whole
+    yield tightest
+    yield loosest
     # A longer longest slice pays only as far as the sum gets smaller for it.
     weight = max(1, machine.microbatches - 1)
-    slices = Partition(0.0, tuple(first), table.v).slices()
-    least_sum = dataclasses.replace(machine, microbatches=1).bound(units, whole, slices)
-    gain = machine.bound(units, first, slices) - least_sum - weight * least
+    slices = Partition(0.0, tuple(tightest), table.v).slices()
+    least_sum = dataclasses.replace(machine, microbatches=1).bound(units, loosest, slices)
+    gain = machine.bound(units, tightest, slices) - least_sum - weight * least
     if gain <= 0:
         return
     for bound in np.linspace(least, least + gain / weight, table.steps):
@@ -223,8 +223,8 @@ def _spread(units: Units, candidates: Sequence[int], limit: int) -> list[int]:
     if len(candidates) <= limit:
         return list(candidates)
     work = units.before[list(candidates)]
-    wanted = np.linspace(work[0], work[-1], limit)
-    return [candidates[n] for n in sorted({int(np.abs(work - w).argmin()) for w in wanted})]
+    targets = np.linspace(work[0], work[-1], limit)
+    return [candidates[n] for n in sorted({int(np.abs(work - w).argmin()) for w in targets})]
 
 
 class _CostsOfV:
@@ -274,7 +274,7 @@ class _CostsOfV:
                 total = total + self.machine.uneven(here / speed, self.units)
                 total = total + self.machine.uneven(back / speed, self.units)
                 total = total + self.crossing[left + 1 : right, None] + self.crossing[None, left + 1 : right]
-                # At least two stages are left in between: those of the last slice.
+                # At least two stages are left in between, for the last slice.
                 room = np.triu(np.ones(time.shape, bool), 2)
                 total = np.where(room & (time <= bound * (1 + 1e-12)), total, math.inf)
                 block = reached[left + 1 : right, left + 1 : right]

@@ -47,7 +47,7 @@ class AutoRequest:
     max_bytes: int | None = None
 
     @property
-    def what(self) -> str:
+    def subject(self) -> str:
         """The subject of messages."""
         return f"pw.auto of '{self.name}'"
 
@@ -75,16 +75,16 @@ def read_auto_request(
     if not callable(loss):
         raise TypeError(f"pw.auto expects a loss, got {type(loss).__name__}")
     name = symbol_of(loss)
-    what = f"pw.auto of '{name}'"
+    subject = f"pw.auto of '{name}'"
     if isinstance(num_microbatches, bool) or not isinstance(num_microbatches, int) or num_microbatches < 1:
         raise ValueError(
-            f"{what}: num_microbatches must be an integer of at least 1, got {num_microbatches!r}"
+            f"{subject}: num_microbatches must be an integer of at least 1, got {num_microbatches!r}"
         )
     if not isinstance(args, tuple) or not args:
         raise TypeError(
-            f"{what}: args must be a tuple of the arguments of the loss, got {type(args).__name__}"
+            f"{subject}: args must be a tuple of the arguments of the loss, got {type(args).__name__}"
         )
-    checked = _slices(what, slices)
+    checked = _slices(subject, slices)
     return AutoRequest(
         loss,
         name,
@@ -92,59 +92,61 @@ def read_auto_request(
         num_microbatches,
         tuple(_types(name, n, arg) for n, arg in enumerate(args)),
         has_aux,
-        _schedules(what, schedules),
-        _speeds(what, checked, speeds),
+        _schedules(subject, schedules),
+        _speeds(subject, checked, speeds),
         times,
         latency,
         bandwidth,
-        _bytes(what, max_bytes),
+        _bytes(subject, max_bytes),
     )
 
 
-def _slices(what: str, slices: Sequence[VirtualSlice]) -> tuple[VirtualSlice, ...]:
-    for one in slices:
-        if not isinstance(one, VirtualSlice):
+def _slices(subject: str, slices: Sequence[VirtualSlice]) -> tuple[VirtualSlice, ...]:
+    for virtual in slices:
+        if not isinstance(virtual, VirtualSlice):
             raise TypeError(
-                f"{what}: slices must be from make_virtual_device_set().add_slice(...), "
-                f"got {type(one).__name__}"
+                f"{subject}: slices must be from make_virtual_device_set().add_slice(...), "
+                f"got {type(virtual).__name__}"
             )
-        if len(one.replicas) > 1:
+        if len(virtual.replicas) > 1:
             raise ValueError(
-                f"{what}: slice {one.name} has {len(one.replicas)} replicas, which divide the "
+                f"{subject}: slice {virtual.name} has {len(virtual.replicas)} replicas, which divide the "
                 "microbatches: pw.auto cuts for slices without replicas"
             )
     if len(slices) < 2 or len(set(slices)) < len(slices):
-        names = ", ".join(one.name for one in slices) or "none"
-        raise ValueError(f"{what}: slices must be two different ones or more, got {names}")
+        names = ", ".join(virtual.name for virtual in slices) or "none"
+        raise ValueError(f"{subject}: slices must be two different ones or more, got {names}")
     return tuple(slices)
 
 
-def _schedules(what: str, schedules: Sequence[str]) -> tuple[str, ...]:
+def _schedules(subject: str, schedules: Sequence[str]) -> tuple[str, ...]:
     if isinstance(schedules, str) or not schedules:
-        raise ValueError(f"{what}: schedules must be a sequence of policies, got {schedules!r}")
+        raise ValueError(f"{subject}: schedules must be a sequence of policies, got {schedules!r}")
     for schedule in schedules:
         try:
             read_request(schedule)
         except RequestError as error:
-            raise ValueError(f"{what}: schedule is {error}") from None
+            raise ValueError(f"{subject}: schedule is {error}") from None
     return tuple(schedules)
 
 
-def _speeds(what: str, slices: Sequence[VirtualSlice], speeds: Sequence[float] | None) -> tuple[float, ...]:
+def _speeds(
+    subject: str, slices: Sequence[VirtualSlice], speeds: Sequence[float] | None
+) -> tuple[float, ...]:
     if speeds is None:
-        return tuple(float(one.size) for one in slices)
+        return tuple(float(virtual.size) for virtual in slices)
     rates = tuple(map(float, speeds))
     if len(rates) != len(slices) or not all(0 < rate < float("inf") for rate in rates):
         raise ValueError(
-            f"{what}: speeds must be a positive number for each of {len(slices)} slices, got {speeds!r}"
+            f"{subject}: speeds must be a positive number for each of {len(slices)} slices, got {speeds!r}"
         )
     return rates
 
 
-def _bytes(what: str, max_bytes: str | int | None) -> int | None:
+def _bytes(subject: str, max_bytes: str | int | None) -> int | None:
     if max_bytes is None:
         return None
-    return read_bytes(max_bytes, f"{what}: max_bytes")  # type: ignore[arg-type]
+    return read_bytes(max_bytes, f"{subject}: max_bytes")  # type: ignore[arg-type]
 
 
 def _types(name: str, number: int, arg: Any) -> Any:

@@ -77,23 +77,25 @@ class CutSearch:
         """
         partitions = self._partitions()
         tried = list(self._tried(partitions))
-        simulated = [one for one in tried if isinstance(one, _Simulated)]
-        if simulated and not any(one.cut.fits for one in simulated):
+        simulated = [trial for trial in tried if isinstance(trial, _Simulated)]
+        if simulated and not any(trial.cut.fits for trial in simulated):
             smaller = self._smaller([partition for _, partition in partitions])
             tried += self._tried(smaller)
-            simulated = [one for one in tried if isinstance(one, _Simulated)]
+            simulated = [trial for trial in tried if isinstance(trial, _Simulated)]
         if not simulated:
-            raise ProgramError(f"{self.request.what}: no schedule fits a cut:\n" + "\n".join(self.refusals))
-        if not any(one.cut.fits for one in simulated):
-            best = min(simulated, key=lambda one: one.cut.peak)
             raise ProgramError(
-                f"{self.request.what}: no cut fits max_bytes={self.request.max_bytes} on each slice; the "
+                f"{self.request.subject}: no schedule fits a cut:\n" + "\n".join(self.refusals)
+            )
+        if not any(trial.cut.fits for trial in simulated):
+            best = min(simulated, key=lambda trial: trial.cut.peak)
+            raise ProgramError(
+                f"{self.request.subject}: no cut fits max_bytes={self.request.max_bytes} on each slice; the "
                 f"smallest peak is {best.cut.peak} ({size(best.cut.peak)}), cut before units "
                 f"{', '.join(map(str, best.cut.positions))} with schedule '{best.cut.schedule}'"
             )
-        chosen = min(simulated, key=lambda one: one.cut.rank)
+        chosen = min(simulated, key=lambda trial: trial.cut.rank)
         cuts = sorted(
-            (one.cut if isinstance(one, _Simulated) else one for one in tried), key=lambda c: c.rank
+            (trial.cut if isinstance(trial, _Simulated) else trial for trial in tried), key=lambda c: c.rank
         )
         return self._plan(chosen.loss, cuts, chosen.timeline)
 
@@ -120,8 +122,8 @@ class CutSearch:
         for name, value in (("latency", latency), ("bandwidth", bandwidth)):
             if isinstance(value, str) and not value.replace(".", "").isdecimal():
                 raise TimesError(
-                    f"{self.request.what}: {name}={value} is in seconds, but work is counted in operations: "
-                    "give times= too, or bytes and latency by operations, as numbers"
+                    f"{self.request.subject}: {name}={value} is in seconds, but work is counted in "
+                    "operations: give times= too, or bytes and latency by operations, as numbers"
                 )
         return read_link(latency, bandwidth)
 
@@ -132,8 +134,8 @@ class CutSearch:
         if len(candidates) < count - 1:
             units, products = self.units.count, len(self.units.products)
             raise ProgramError(
-                f"{self.request.what}{self._line()}: it can be cut at {len(candidates)} positions, too few "
-                f"for {count} slices: its {units} operations have {products} products of matrices, and "
+                f"{self.request.subject}{self._line()}: it can be cut at {len(candidates)} positions, too "
+                f"few for {count} slices: its {units} operations have {products} products of matrices, and "
                 f"there is no cut behind the last{self._largest(len(candidates) + 1)}"
             )
         best = best_partitions(self.units, candidates, self.machine, v=False, limit=_ROWS)
@@ -156,14 +158,14 @@ class CutSearch:
         lines = [node.line for node in self.flat.nodes[-1:]]
         return f" at {lines[0]}" if lines and lines[0] else ""
 
-    def _smaller(self, known: list[Partition]) -> list[tuple[str, Partition]]:
+    def _smaller(self, tried: list[Partition]) -> list[tuple[str, Partition]]:
         """Returns cuts that are even in bytes: of parameters with their gradients, and of values alive."""
         count = len(self.request.slices)
         weighed = self.units.reweighed(bytes_kept(self.flat))
         candidates = [p for p in self.units.candidates(count) if 0 < weighed.before[p] < weighed.work]
         machine = dataclasses.replace(self.machine, speeds=(1.0,) * count)
-        found = best_partitions(weighed, candidates, machine, v=False, limit=_ROWS)
-        return [("row", p) for p in found if p.positions not in {other.positions for other in known}]
+        partitions = best_partitions(weighed, candidates, machine, v=False, limit=_ROWS)
+        return [("row", p) for p in partitions if p.positions not in {other.positions for other in tried}]
 
     def _check_work(self, partition: Partition) -> None:
         """Rejects a cut in which a slice is idle."""
@@ -171,7 +173,7 @@ class CutSearch:
         idle = sum(load <= _IDLE * sum(loads) / len(loads) for load in loads)
         if not idle:
             return
-        raise ProgramError(f"{self.request.what}{self._largest(len(loads) - idle)}".replace("; ", ": ", 1))
+        raise ProgramError(f"{self.request.subject}{self._largest(len(loads) - idle)}".replace("; ", ": ", 1))
 
     def _largest(self, enough: int) -> str:
         """Returns the share of the largest operation in the work, if it exceeds the share of one slice."""
@@ -189,7 +191,9 @@ class CutSearch:
         best = float("inf")
         for n, (kind, partition) in enumerate(partitions):
             if time.monotonic() - self.began > _PATIENCE:
-                print(f"pathways: {self.request.what}: cut {n + 1} of {len(partitions)} ...", file=sys.stderr)
+                print(
+                    f"pathways: {self.request.subject}: cut {n + 1} of {len(partitions)} ...", file=sys.stderr
+                )
             positions = partition.positions
             loads = self.machine.loads(self.units, positions, partition.slices())
             crossing = tuple(int(self.units.alive[p]) for p in positions)
@@ -242,14 +246,14 @@ class CutSearch:
                 fits=self.request.max_bytes is None or peak <= self.request.max_bytes,
             )
             results.append(_Simulated(done, loss, timeline))
-        return min(results, key=lambda one: one.cut.rank, default=None)
+        return min(results, key=lambda result: result.cut.rank, default=None)
 
     def _timeline(self, plan: Plan, loss: CutLoss, cut: TriedCut) -> Timeline:
         """Returns the timeline of a step whose calls take the time of their units."""
         edges = [0, *cut.positions, self.units.count]
         factors = []
         for n, slice in enumerate(loss.slices):
-            # Plans count operations by device: the factor scales those of a stage to the time of its units.
+            # Plans count operations by device: the factor scales operations of a stage to its time.
             flops = float(self.flops.before[edges[n + 1]] - self.flops.before[edges[n]]) / slice.size
             factors.append(cut.loads[n] / flops if flops else 1.0)
         times = TrialTimes(self.unit, tuple(factors), self.machine.link)

@@ -119,7 +119,7 @@ class _BodySource:
     def call(self, equation: Any, operands: list[str], length: int | None = None) -> str:
         """Returns the expression of an equation."""
         name, params = equation.primitive.name, equation.params
-        given = ", ".join(operands)
+        arguments = ", ".join(operands)
         match name:
             case "scan":
                 return self.scan(equation, operands, params["length"] if length is None else length)
@@ -127,23 +127,23 @@ class _BodySource:
                 if params["policy"] is not None:
                     raise _refusal(equation, "its policy has no name")
                 body = self.function(params["jaxpr"])
-                return f"jax.checkpoint({body}, prevent_cse={params['prevent_cse']})({given})"
+                return f"jax.checkpoint({body}, prevent_cse={params['prevent_cse']})({arguments})"
             case "cond":
                 branches = ", ".join(map(self.function, params["branches"]))
                 return f"lax.switch({', '.join([operands[0], f'[{branches}]', *operands[1:]])})"
             case "jit" | "pjit" | "closed_call":
-                return f"{self.function(params.get('jaxpr') or params['call_jaxpr'])}({given})"
+                return f"{self.function(params.get('jaxpr') or params['call_jaxpr'])}({arguments})"
             case "custom_jvp_call" if _activation(equation):
-                return f"(jax.nn.{_activation(equation)}({given}),)"
+                return f"(jax.nn.{_activation(equation)}({arguments}),)"
         if jax_internals.jaxprs_within(equation) or any(map(callable, _values(params))):
             raise _refusal(equation, "it has a custom rule or function")
         try:
             options = [f"{key}={_written(value)}" for key, value in params.items()]
         except ValueError as error:
             raise _refusal(equation, str(error)) from None
-        # With parameters, the public function may differ from its primitive in what it accepts.
+        # The public function may reject parameters of its primitive.
         if not params and callable(getattr(jax.lax, name, None)):
-            return f"lax.{name}({given})"
+            return f"lax.{name}({arguments})"
         if not hasattr(jax.extend.core.primitives, f"{name}_p"):
             raise _refusal(equation, "it is not public")
         return f"primitives.{name}_p.bind({', '.join([*operands, *options])})"
@@ -167,7 +167,7 @@ class _BodySource:
             f"lax.scan({body}, {carry_in}, {_tuple(operands[constants + carried :])}, length={length}, "
             f"reverse={params['reverse']}, unroll={unroll})"
         )
-        # Flat, like the results of the equation: what is carried, then what is stacked.
+        # Flat, like the results of the equation: carried values, then stacked ones.
         return f"jax.tree.leaves({call})"
 
     def function(self, closed: Any) -> str:
@@ -216,7 +216,7 @@ class _StageSource(_BodySource):
         return [*self.lines_, f"return {_tuple([self.text(v) for v in self.body.results])}"]
 
     def node(self, node: Node) -> None:
-        """Writes a node that is no iteration of a loop."""
+        """Writes a node that is not an iteration of a loop."""
         sliced = self.flat.slice_of_rows(node) if node.iteration is None else None
         if sliced is not None:
             self.names[node.results[0]] = self.rows(*sliced)
@@ -229,9 +229,9 @@ class _StageSource(_BodySource):
         if run.iterations is None:
             self.node(node)
             return
-        whole = [self.text(a) for a in node.operands[: len(node.operands) - len(node.stacked)]]
+        unstacked = [self.text(a) for a in node.operands[: len(node.operands) - len(node.stacked)]]
         stacked = [self.rows(a, node.rows(run.iterations)) for a in node.stacked]
-        call = self.call(node.equation, [*whole, *stacked], run.length)
+        call = self.call(node.equation, [*unstacked, *stacked], run.length)
         names = [self.fresh() for _ in run.last.results]
         self.names.update(zip(run.last.results, names, strict=True))
         self.lines_.append(f"{_tuple(names)} = {call}")
@@ -252,16 +252,16 @@ class _StageSource(_BodySource):
 
 def _refusal(equation: Any, reason: str) -> ProgramError:
     line = jax_internals.line_of(equation)
-    what = f"operation '{equation.primitive.name}'{f' at {line}' if line else ''}"
-    return ProgramError(f"plan.source: {what} cannot be written: {reason}; plan.save keeps the cut")
+    operation = f"operation '{equation.primitive.name}'{f' at {line}' if line else ''}"
+    return ProgramError(f"plan.source: {operation} cannot be written: {reason}; plan.save keeps the cut")
 
 
 def _activation(equation: Any) -> str:
-    """Returns the name in `jax.nn` of a function with a derivative of its own; empty for another."""
+    """Returns the name in `jax.nn` of a function with a custom derivative; empty for another."""
     (inner,) = jax_internals.jaxprs_within(equation)
-    name, _, where = str(inner.debug_info.func_src_info).partition(" at ")
+    name, _, location = str(inner.debug_info.func_src_info).partition(" at ")
     # Its rule cannot be written as code, but a function of `jax.nn` brings its own.
-    is_of_jax = where.startswith(jax.__path__[0]) and len(inner.invars) == 1
+    is_of_jax = location.startswith(jax.__path__[0]) and len(inner.invars) == 1
     return name if is_of_jax and hasattr(jax.nn, name) else ""
 
 
@@ -320,5 +320,5 @@ def _written(value: Any) -> str:
 
 
 def _fields(value: Any, names: Sequence[str]) -> str:
-    given = ", ".join(f"{name}={_written(getattr(value, name))}" for name in names)
-    return f"lax.{type(value).__name__}({given})"
+    fields = ", ".join(f"{name}={_written(getattr(value, name))}" for name in names)
+    return f"lax.{type(value).__name__}({fields})"

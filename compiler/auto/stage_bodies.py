@@ -128,8 +128,8 @@ class _StageReads:
         self.produced = {v for node in nodes for v in node.results}
         self.free_makers = {v: node for node in flat.free for v in node.results}
         for run in runs_of(nodes):
-            # Further iterations read the same constants, and what the previous one carries.
-            self.read_all(run.first.whole)
+            # Further iterations read the same constants, and the values carried by the previous one.
+            self.read_all(run.first.unstacked)
             if run.iterations is not None:
                 for atom in run.first.stacked:
                     self.read_rows(atom, run.first.rows(run.iterations))

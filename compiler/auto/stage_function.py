@@ -30,8 +30,8 @@ def stage_function(
         stage.values.update(zip(body.reads, received, strict=True))
         for node in body.free:
             stage.run_node(node)
-        for one in body.runs:
-            stage.run(one)
+        for node_run in body.runs:
+            stage.run(node_run)
         return tuple(stage.value(v) for v in body.results)
 
     run.__name__ = run.__qualname__ = name
@@ -46,8 +46,8 @@ class _Stage:
         self.values: Values = dict(flat.constants)
         self.leaves: dict[Variable, tuple[int, Any]] = {}
         for (number, rows), of_leaf in zip(body.leaves, leaves, strict=True):
-            whole = of_leaf[0] if len(of_leaf) == 1 else jnp.concatenate(of_leaf)
-            self.leaves[flat.parameters[number]] = rows[0], whole
+            leaf = of_leaf[0] if len(of_leaf) == 1 else jnp.concatenate(of_leaf)
+            self.leaves[flat.parameters[number]] = rows[0], leaf
 
     def value(self, atom: Any) -> Any:
         if not is_variable(atom):
@@ -59,12 +59,12 @@ class _Stage:
             self.run_node(run.first)
             return
         node = run.first
-        whole = [self.value(a) for a in node.operands[: len(node.operands) - len(node.stacked)]]
+        unstacked = [self.value(a) for a in node.operands[: len(node.operands) - len(node.stacked)]]
         stacked = [self.rows(a, node.rows(run.iterations)) for a in node.stacked]
         params = {**node.equation.params, "length": run.length}
         if not isinstance(params.get("unroll"), bool):
             params["unroll"] = max(1, min(params.get("unroll", 1), run.length))
-        results = jax_internals.bind(node.equation, [*whole, *stacked], params)
+        results = jax_internals.bind(node.equation, [*unstacked, *stacked], params)
         self.values.update(zip(run.last.results, results, strict=True))
 
     def run_node(self, node: Node) -> None:
@@ -78,8 +78,8 @@ class _Stage:
     def rows(self, atom: Any, rows: Rows) -> Any:
         """Returns some rows of a stacked value."""
         if atom in self.leaves:
-            first, whole = self.leaves[atom]
-            return _slice(whole, rows[0] - first, rows[1] - first)
+            first, leaf = self.leaves[atom]
+            return _slice(leaf, rows[0] - first, rows[1] - first)
         node = self.flat.by_rows(atom) if atom not in self.values else None
         if node is None:
             return _slice(self.value(atom), *rows)

@@ -49,7 +49,7 @@ class TriedCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rank(self) -> tuple[bool, float, int, float]:
-        """The sort key of cuts, best first: those that fit, by step, then by the bytes that cross."""
+        """The sort key of cuts, best first: by whether they fit, by step, then by the bytes that cross."""
         return not self.fits, self.step, sum(self.crossing), self.bound
 
 
@@ -83,33 +83,33 @@ def read_cuts(path: str | os.PathLike[str], request: AutoRequest, flat: FlatLoss
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: the file is no such file, or of another loss.
+      ValueError: the file is not a saved plan, or is of another loss.
     """
-    what = f"{request.what}: plan '{os.fspath(path)}'"
+    subject = f"{request.subject}: plan '{os.fspath(path)}'"
     try:
         document = parse_json(Path(path).read_bytes())
     except PlainDataError as error:
-        raise ValueError(f"{what} is {error}") from None
+        raise ValueError(f"{subject} is {error}") from None
     if not isinstance(document, dict) or document.get("pathways.auto") != _FORMAT:
-        raise ValueError(f"{what} is not a plan written by plan.save of this release")
+        raise ValueError(f"{subject} is not a plan written by plan.save of this release")
     if document.get("fingerprint") != fingerprint(flat):
         raise ValueError(
-            f"{what} is of another loss, or of arguments of other types: '{document.get('loss')}' of "
+            f"{subject} is of another loss, or of arguments of other types: '{document.get('loss')}' of "
             f"{document.get('units')} units; this one has {len(flat.nodes)}"
         )
     if document.get("slices") != len(request.slices):
-        raise ValueError(f"{what} is for {document.get('slices')} slices, got {len(request.slices)}")
+        raise ValueError(f"{subject} is for {document.get('slices')} slices, got {len(request.slices)}")
     try:
         cuts = read_record({"cuts": _with_steps(document.get("cuts"))}, _Cuts).cuts
         for cut in cuts:
             if cut.schedule:
                 read_request(cut.schedule)
     except (PlainDataError, RequestError) as error:
-        raise ValueError(f"{what} cannot be read: {error}") from None
+        raise ValueError(f"{subject} cannot be read: {error}") from None
     stages = len(request.slices) * (2 if cuts and cuts[0].kind == "v" else 1)
     edges = [0, *(cuts[0].positions if cuts else ()), len(flat.nodes)]
     if len(edges) != stages + 1 or any(a >= b for a, b in itertools.pairwise(edges)):
-        raise ValueError(f"{what} cannot be read: its positions do not make {stages} stages")
+        raise ValueError(f"{subject} cannot be read: its positions do not make {stages} stages")
     return cuts
 
 
@@ -125,7 +125,7 @@ def _with_steps(rows: Any) -> Any:
 
 
 def fingerprint(flat: FlatLoss) -> str:
-    """Returns what losses must share to be cut alike: their operations in order, with types."""
+    """Returns a hash of a loss's operations in order, with types: losses with the same hash are cut alike."""
     lines = [
         f"{node.equation.primitive.name} {[str(v.aval) for v in (*node.reads, *node.results)]} "
         f"{node.iteration}"

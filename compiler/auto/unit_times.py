@@ -1,7 +1,7 @@
 """Times of units: by their operations, as stated, or as measured in traces of other cuts.
 
-A trace names stages after the units in them, `loss_4_9` for those from 4 up to 9. The time of a stage is the
-sum of its units; equal units take equally long, and where that leaves it open, in proportion to their
+A trace names stages after the units in them, `loss_4_9` for units 4 up to 9. The time of a stage is the
+sum of its units; equal units take equally long. Times that this leaves open are in proportion to
 operations.
 """
 
@@ -31,22 +31,22 @@ Observation = tuple[tuple[int, int], float]
 """The first unit of a stage and the end, and the time of a microbatch there."""
 
 
-def timed_units(units: Units, given: TimesGiven, name: str, speeds: Sequence[float]) -> tuple[Units, str]:
+def timed_units(units: Units, times: TimesGiven, name: str, speeds: Sequence[float]) -> tuple[Units, str]:
     """Returns units with their times, for a slice of speed 1, and the unit of these times.
 
     Args:
       units: the units, by floating point operations.
-      given: the user's `times`.
+      times: the user's `times`.
       speeds: the speeds of the slices that a trace is of.
 
     Raises:
       TimesError: the times cannot be read, or are of another loss.
     """
-    if given is None or given == FLOPS:
+    if times is None or times == FLOPS:
         return units, FLOPS
-    if isinstance(given, Mapping):
-        return _stated(units, given, "times")
-    paths = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    if isinstance(times, Mapping):
+        return _stated(units, times, "times")
+    paths = [times] if isinstance(times, (str, os.PathLike)) else list(times)
     observations: list[Observation] = []
     for path in paths:
         try:
@@ -68,23 +68,23 @@ def _document(path: str | os.PathLike[str], data: bytes) -> Any:
     try:
         return parse_json(data)
     except PlainDataError as error:
-        raise TimesError(f"times: '{path}' is no trace, and {error}") from None
+        raise TimesError(f"times: '{path}' is not a trace, and {error}") from None
 
 
-def _stated(units: Units, document: Any, where: str) -> tuple[Units, str]:
+def _stated(units: Units, document: Any, subject: str) -> tuple[Units, str]:
     """Returns units with the times of a document like `{"units": {"0": "1ms", "4": "3ms"}}`; the rest take
     none."""
     table = document.get("units") if isinstance(document, Mapping) else None
     if not isinstance(table, Mapping) or len(document) != 1:
-        raise TimesError(f'{where}: expected an object such as {{"units": {{"0": "1ms"}}}}')
+        raise TimesError(f'{subject}: expected an object such as {{"units": {{"0": "1ms"}}}}')
     reader = QuantityReader()
     work = np.zeros(units.count)
     for key, value in table.items():
         if not str(key).isdecimal() or int(key) >= units.count:
-            raise TimesError(f"{where}: there is no unit '{key}'; the last one is {units.count - 1}")
-        work[int(key)] = reader.time(value, f"{where}, unit {key}")
+            raise TimesError(f"{subject}: there is no unit '{key}'; the last one is {units.count - 1}")
+        work[int(key)] = reader.time(value, f"{subject}, unit {key}")
     if not work.sum():
-        raise TimesError(f"{where}: no unit takes any time")
+        raise TimesError(f"{subject}: no unit takes any time")
     return units.reweighed(list(work)), reader.unit
 
 
@@ -98,10 +98,10 @@ def _observed(
         edges = _edges(steps, name)
         if edges is None or edges[-1] != units.count:
             continue
-        taken = by_stage(launch_times(steps))
+        times_by_stage = by_stage(launch_times(steps))
         slices = _slices_of_stages(steps)
         for stage, (first, end) in enumerate(itertools.pairwise(edges)):
-            kinds = taken.get(stage, {})
+            kinds = times_by_stage.get(stage, {})
             time = sum(kinds.get(kind, 0.0) for kind in ("fwd", "bwd", "recompute"))
             speed = dict(zip(slices, speeds, strict=False)).get(slices[stage], speeds[0])
             observations.append(((first, end), time * speed))
@@ -115,8 +115,8 @@ def _observed(
 
 def _slices_of_stages(timelines: Sequence[EventLog]) -> list[str]:
     """Returns the slice of each stage."""
-    found = {call.stage: e.slice for t in timelines for e in t.launches for call in e.origins}
-    return [found[stage] for stage in sorted(s for s in found if s is not None)]
+    slices = {call.stage: e.slice for t in timelines for e in t.launches for call in e.origins}
+    return [slices[stage] for stage in sorted(s for s in slices if s is not None)]
 
 
 def _edges(timelines: Sequence[EventLog], name: str) -> list[int] | None:
@@ -134,8 +134,8 @@ def _edges(timelines: Sequence[EventLog], name: str) -> list[int] | None:
                 spans.setdefault(call.stage, set()).add((int(match[1]), int(match[2])))
     edges = [0]
     for stage in range(len(spans)):
-        own = spans.get(stage, set())
-        ends = {end for first, end in own if first == edges[-1]} or {edges[-1] + b - a for a, b in own}
+        bounds = spans.get(stage, set())
+        ends = {end for first, end in bounds if first == edges[-1]} or {edges[-1] + b - a for a, b in bounds}
         if len(ends) != 1:
             return None
         edges += ends
@@ -143,7 +143,7 @@ def _edges(timelines: Sequence[EventLog], name: str) -> list[int] | None:
 
 
 def _fitted(units: Units, observations: Sequence[Observation]) -> list[float]:
-    """Returns times of units that add up to the measured ones, near to those of their operations."""
+    """Returns times of units that add up to the measured ones, nearly in proportion to their operations."""
     flops = units.before[1:] - units.before[:-1]
     kinds = np.asarray(units.kinds)
     count = int(kinds.max()) + 1
@@ -156,6 +156,6 @@ def _fitted(units: Units, observations: Sequence[Observation]) -> list[float]:
     rows = weights * of_kind * scale / measured[:, None]
     # Ridge regression towards factors of 1, which decide what the measurements leave open.
     prior = np.sqrt(_PRIOR) * np.eye(count)
-    wanted = np.concatenate([np.ones(len(measured)), np.full(count, np.sqrt(_PRIOR))])
-    factors, *_ = np.linalg.lstsq(np.concatenate([rows, prior]), wanted, rcond=None)
+    targets = np.concatenate([np.ones(len(measured)), np.full(count, np.sqrt(_PRIOR))])
+    factors, *_ = np.linalg.lstsq(np.concatenate([rows, prior]), targets, rcond=None)
     return list(flops * scale * np.maximum(factors, 0.0)[kinds])

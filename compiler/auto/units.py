@@ -16,7 +16,7 @@ from pathways.compiler.auto.stage_bodies import stage_bodies
 _NEAR = 1 / 8
 """Tolerance between near positions, as a fraction of a stage's work."""
 
-_KEPT = 4
+_LIVE_MICROBATCHES = 4
 """Number of microbatches that a stage is assumed to keep, for its memory."""
 
 _ALIKE = 1 / 100
@@ -71,15 +71,15 @@ class Units:
             if group and (group not in best or self.alive[position] < self.alive[best[group]]):
                 best[group] = position
         near = stage * _NEAR
-        kept = []
+        positions = []
         for position in best.values():
             work = self.before[position]
             first = int(np.searchsorted(self.before, work - near, "right"))
             end = int(np.searchsorted(self.before, work + near, "left"))
             around = self.alive[max(1, first) : min(self.count, max(end, first + 1))]
             if around.size == 0 or 2 * around.min() >= self.alive[position]:
-                kept.append(position)
-        return tuple(kept)
+                positions.append(position)
+        return tuple(positions)
 
     def even(self, stages: int) -> tuple[int, ...] | None:
         """Returns the positions that split the layers (iterations, or products) evenly; None if too few."""
@@ -134,7 +134,7 @@ def bytes_kept(flat: FlatLoss) -> list[float]:
                 held[n] += 2 * nbytes(aval) * (end - first) / max(1, (aval.shape or (1,))[0])
             if node.iteration is None:
                 seen.add(leaf)
-        held[n] += _KEPT * sum(nbytes(v.aval) for v in node.results)
+        held[n] += _LIVE_MICROBATCHES * sum(nbytes(v.aval) for v in node.results)
     return held
 
 

@@ -20,7 +20,7 @@ CUTS = [
     TriedCut("v", (1, 2, 5), (3.0, 7.0, 6.5, 6.0), (64, 128, 64), 61.0),
 ]
 LOSS: Any = types.SimpleNamespace(name="loss", nodes=[None] * 8)
-REQUEST: Any = types.SimpleNamespace(slices=(None, None), num_microbatches=4, what="pw.auto of 'loss'")
+REQUEST: Any = types.SimpleNamespace(slices=(None, None), num_microbatches=4, subject="pw.auto of 'loss'")
 
 
 @pytest.fixture(autouse=True)
