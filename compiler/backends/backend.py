@@ -66,10 +66,10 @@ def load_program(
 
 
 @functools.cache
-def _warn_of_unchecked_values(where: str) -> None:
+def _warn_of_unchecked_values(place: str) -> None:
     """Warns once for a place that JAX's checks for NaNs and infinities are not made there."""
     warn(
-        f"jax_debug_nans and jax_debug_infs check no value {where}; to find the operation, run the program "
+        f"jax_debug_nans and jax_debug_infs check no value {place}; to find the operation, run the program "
         "in one process, on devices of pw.connect(cpu_devices=...)"
     )
 

@@ -150,11 +150,11 @@ class ProgramExecutable(abc.ABC):
 
     def has_signature(self, signature: Signature) -> bool:
         """Returns whether it was traced for arguments of a signature, on slices that may be lost by now."""
-        own = self._signature
+        compiled = self._signature
         return (
-            own.tree == signature.tree
-            and own.static == signature.static
-            and own.context == signature.context
+            compiled.tree == signature.tree
+            and compiled.static == signature.static
+            and compiled.context == signature.context
             and self.accepts_types(signature)
         )
 
@@ -165,7 +165,7 @@ class ProgramExecutable(abc.ABC):
 
     def arguments(self) -> dict[str, tuple[range, Any]]:
         """Returns the numbers of the leaves and the structure of each argument with leaves, by its name."""
-        found: dict[str, tuple[range, Any]] = {}
+        trees: dict[str, tuple[range, Any]] = {}
         first = 0
         for tree in (part for group in self.tree.children() for part in group.children()):
             numbers = range(first, first + tree.num_leaves)
@@ -173,8 +173,8 @@ class ProgramExecutable(abc.ABC):
             if numbers:
                 # The first two steps of a path are the argument: positional or named, and which of them.
                 inside = name_of(self._signature.keys[numbers.start][2:])
-                found[self.paths[numbers.start].removesuffix(inside)] = numbers, tree
-        return found
+                trees[self.paths[numbers.start].removesuffix(inside)] = numbers, tree
+        return trees
 
     def argument(self, name: str) -> tuple[range, Any]:
         """Returns the numbers of the leaves of an argument, and its structure.
@@ -182,12 +182,12 @@ class ProgramExecutable(abc.ABC):
         Raises:
           ValueError: there is no such argument, or it has no leaves.
         """
-        found = self.arguments()
-        if name not in found:
+        arguments = self.arguments()
+        if name not in arguments:
             raise ValueError(
-                f"program '{self.name}' has no argument {name!r}, only {', '.join(found) or 'none'}"
+                f"program '{self.name}' has no argument {name!r}, only {', '.join(arguments) or 'none'}"
             )
-        return found[name]
+        return arguments[name]
 
     def accepts(self, numbers: Sequence[int], leaves: Sequence[Any]) -> bool:
         """Returns whether some arguments, by their numbers, have the compiled types."""
@@ -235,9 +235,9 @@ class ProgramExecutable(abc.ABC):
         """Returns some arguments, by their numbers, on the slices that read them.
 
         Args:
-          copy: whether the caller keeps the results, as those of `Compiled.place`: then types are checked,
-            and buffers that the owner of the original may donate are copied. Without it the results are for
-            one call.
+          copy: whether the caller keeps the results, as with `Compiled.place`: then types are checked, and
+            buffers that the owner of the original may donate are copied. Without it the results are for one
+            call.
 
         Raises:
           TypeError: an argument has not the compiled type.
@@ -306,12 +306,12 @@ class ProgramExecutable(abc.ABC):
 
     def mismatch(self, n: int, aval: Any, kind: str | None) -> TypeError:
         """Returns the error of an argument of another type or memory than the program was compiled for."""
-        own = self._signature.kind(n)
+        memory = self._signature.kind(n)
         # The default memory is named only where the other one is not.
-        own, kind = (own or DEVICE_MEMORY, kind or DEVICE_MEMORY) if own != kind else (None, None)
+        memory, kind = (memory or DEVICE_MEMORY, kind or DEVICE_MEMORY) if memory != kind else (None, None)
         return TypeError(
             f"program '{self.name}' was compiled for {self.paths[n]} of type "
-            f"{describe(self._signature.avals[n])}{in_memory(own)}, got {describe(aval)}{in_memory(kind)}"
+            f"{describe(self._signature.avals[n])}{in_memory(memory)}, got {describe(aval)}{in_memory(kind)}"
         )
 
 

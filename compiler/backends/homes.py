@@ -40,7 +40,7 @@ def _homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
     for slice_ in holders:
         running = slice_.running
         replicas = [holders[replica] for replica in running if replica in holders]
-        # First: the slice of a single replica that runs stands for that of the first one.
+        # First: if a single replica runs, its slice represents the slice of replica 0.
         if len(slice_.replicas) > 1 and len(replicas) == len(running):
             slices.setdefault(_mesh_key(replicas), slice_)
     # Programs may share devices: then the devices of an array do not determine its slice. Slices of one
@@ -54,10 +54,10 @@ def _homes_of(leaves: Sequence[Any]) -> tuple[ArgumentHome | None, ...]:
         if isinstance(leaf, Array | PlacedType):
             if not leaf.locations:
                 return None
-            where = leaf.locations[0]
-            layout = where.placement
+            location = leaf.locations[0]
+            layout = location.placement
             # No slice has the key of a block of an array.
-            island = f"island{where.gang.number}" if where.block.count == 1 else None
+            island = f"island{location.gang.number}" if location.block.count == 1 else None
             key = (island, layout.devices, layout.mesh, layout.axis_names)
         elif isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
             mesh = sharding.mesh

@@ -123,18 +123,18 @@ class HostsExecutable(ProgramExecutable):
 
     def load_for(self, bindings: Mapping[VirtualSlice, Binding]) -> Callable[[], None] | None:
         """See `MovableProgram`."""
-        own = {
+        new = {
             name: bindings.get(slice, self._bindings[name]) for name, slice in self.interface.slices.items()
         }
-        if own == self._bindings:
+        if new == self._bindings:
             return None
-        places = {name: SlicePlace.of(binding) for name, binding in own.items()}
+        places = {name: SlicePlace.of(binding) for name, binding in new.items()}
         program = self._loader.load(places)
 
         def use() -> None:
             unload.detach()
             self._unload()
-            self._bindings = own
+            self._bindings = new
             self._use(program)
 
         # If it is not used: a program that moves with it cannot be compiled, for example.
@@ -184,7 +184,7 @@ class HostsExecutable(ProgramExecutable):
     @override
     def result_types(self) -> list[Any]:
         return [
-            PlacedType(aval, self._session, [where for where, _ in places])
+            PlacedType(aval, self._session, [location for location, _ in places])
             for aval, places in zip(self.interface.out_avals, self._results, strict=True)
         ]
 
@@ -321,23 +321,23 @@ class HostsExecutable(ProgramExecutable):
         Args:
           apart: whether copies are freed independently of the arrays that they were copied from.
         """
-        found = {n: self._on_hosts(n, leaf) for n, leaf in leaves.items()}
-        placed = {n: self._apart(n, array) for n, array in found.items()} if apart else found
+        arrays = {n: self._on_hosts(n, leaf) for n, leaf in leaves.items()}
+        placed = {n: self._apart(n, array) for n, array in arrays.items()} if apart else arrays
         missing = [
-            (n, where)
+            (n, location)
             for n, array in placed.items()
-            for where in self._locations[n]
-            if not array.is_at(where)
+            for location in self._locations[n]
+            if not array.is_at(location)
         ]
-        elsewhere = [(found[n], placed[n], where) for n, where in missing if found[n].locations]
+        elsewhere = [(arrays[n], placed[n], location) for n, location in missing if arrays[n].locations]
         if elsewhere:
             relocate(self._session, elsewhere)
         # Through this process: its own values, and arrays whose required block no live host has.
-        for n, where in missing:
+        for n, location in missing:
             array = placed[n]
-            if not array.is_at(where):
+            if not array.is_at(location):
                 value = _value(leaves[n], self._signature.avals[n])
-                array.put(where, value)
+                array.put(location, value)
         return placed
 
     def _apart(self, n: int, array: Array) -> Array:

@@ -359,8 +359,8 @@ def _arguments(loaded: Executable, signature: Signature) -> list[_ArgumentPlacem
         home, copied_to = (places[0] if places else None), places[1:]
         cut = rewrap = None
         if argument.replicas is not None and places:
-            whole = Replicated.of(argument.replicas, places)
-            home, copied_to, cut = whole.sharding, places, whole.cutter(_without_keys(aval))
+            replicated = Replicated.of(argument.replicas, places)
+            home, copied_to, cut = replicated.sharding, places, replicated.cutter(_without_keys(aval))
         is_key = _is_key(aval)
         # Results must not have a weak type if the caller's argument in their place has none.
         if n in handed_through and home is not None and not (signature.strict or aval.weak_type or is_key):
@@ -380,11 +380,11 @@ def _results(loaded: Executable, interface: Interface) -> list[_ResultPlacement]
         if result.replicas is None:
             results.append(_ResultPlacement(arrays, shardings[0], None, ()))
             continue
-        whole = Replicated.of(result.replicas, shardings)
+        replicated = Replicated.of(result.replicas, shardings)
         # The arrays of a replica are its block, which is joined, and then the copies of that.
-        counts = [len(copies) + 1 for copies in whole.copies]
+        counts = [len(copies) + 1 for copies in replicated.copies]
         blocks = itertools.accumulate(counts[:-1], initial=arrays.start)
-        results.append(_ResultPlacement(arrays, whole.sharding, whole.joiner(aval), tuple(blocks)))
+        results.append(_ResultPlacement(arrays, replicated.sharding, replicated.joiner(aval), tuple(blocks)))
     return results
 
 

@@ -16,7 +16,7 @@ class Mirrors:
     """
 
     def __init__(self) -> None:
-        # Reentrant: while it is held, the garbage collector may free an array, and have its copies removed.
+        # Reentrant: while it is held, the garbage collector may free an array, which removes its copies.
         self._lock = threading.RLock()
         self._copies: dict[int, tuple[weakref.ref[Any], tuple[Any, ...]]] = {}
 
@@ -35,10 +35,10 @@ class Mirrors:
 
     def find(self, array: Any, shardings: Sequence[Any]) -> tuple[Any, ...] | None:
         """Returns the copies of an array if it has them in exactly these places."""
-        kept = self._copies.get(id(array))
-        if kept is None or kept[0]() is not array:
+        entry = self._copies.get(id(array))
+        if entry is None or entry[0]() is not array:
             return None
-        copies = kept[1]
+        copies = entry[1]
         if [c.sharding for c in copies] != list(shardings) or any(c.is_deleted() for c in copies):
             return None
         return copies

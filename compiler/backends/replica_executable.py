@@ -49,13 +49,13 @@ class ReplicaExecutable(ProgramExecutable):
     ) -> None:
         super().__init__(executable.plan, executable.interface, executable._signature)
         self.slices = tuple(slices)
-        self.device_sets = frozenset(one.device_set for one in slices)
+        self.device_sets = frozenset(virtual.device_set for virtual in slices)
         self._loader = loader
         self._running = executable
         self._loaded = {self.slices[0].device_set.running: executable}
         self.holds_lost = False
-        # For each choice of replicas a lock that is held while it is loaded: meanwhile the steps go on, and
-        # may have to be loaded for others, while hosts of these are waited for.
+        # For each choice of replicas a lock that is held while it is loaded: meanwhile steps continue, and
+        # may need another choice, while the loader waits for hosts of this one.
         self._loading: dict[tuple[int, ...], threading.Lock] = collections.defaultdict(threading.Lock)
         global _number_of_last
         with _lock:
@@ -182,12 +182,12 @@ def count_of_programs() -> int:
 
 def programs_on(device_sets: Collection[VirtualDeviceSet]) -> list[ReplicaExecutable]:
     """Returns the programs on slices of some device sets, in the order in which they were loaded."""
-    programs = [one for one in _all_programs() if not one.device_sets.isdisjoint(device_sets)]
-    return sorted(programs, key=lambda one: one.number)
+    programs = [program for program in _all_programs() if not program.device_sets.isdisjoint(device_sets)]
+    return sorted(programs, key=lambda program: program.number)
 
 
 def run_on_replicas(device_sets: Collection[VirtualDeviceSet], replicas: tuple[int, ...]) -> None:
-    """Makes all programs on slices of some device sets run on some replicas; loads those that are not loaded.
+    """Makes all programs on slices of some device sets run on some replicas; loads them for these if needed.
 
     Raises:
       ProgramError: see `ReplicaExecutable.load_for`. All programs then run on the replicas that they ran on.

@@ -45,8 +45,8 @@ class Replicated:
         mesh = Mesh(np.stack([block.mesh.devices for block in blocks]), (AXIS, *first.axis_names))
         if replicas.split is not None:
             spec = _split(spec, replicas.split)
-        whole = NamedSharding(mesh, spec, memory_kind=blocks[0].memory_kind)
-        return cls(whole, blocks, tuple(group[1:] for group in groups), replicas)
+        sharding = NamedSharding(mesh, spec, memory_kind=blocks[0].memory_kind)
+        return cls(sharding, blocks, tuple(group[1:] for group in groups), replicas)
 
     def joiner(self, aval: Any) -> Callable[[Sequence[Any]], Any]:
         """Returns a function from the block of each replica to the whole array; nothing is copied."""
@@ -96,9 +96,9 @@ def with_replicas(
 
     Args:
       slices: the slices that the program was written for, by name.
-      names: for each slice of the program its name, the name of the replica-0 slice that it stands for, and
+      names: for each slice of the program its name, the name of the replica-0 slice that it represents, and
         its replica number in the program.
-      running: the numbers of the replicas that run; by default those that programs of these slices run on.
+      running: the numbers of the replicas that run; by default the running replicas of these slices.
     """
 
     def slices_of(name: str) -> tuple[VirtualSlice, ...]:
