@@ -41,7 +41,7 @@ def subprogram_ports(
         avals.update(zip(call.results, results, strict=True))
         out_tree = jax.tree.structure((0,) * len(call.results))
         inputs = tuple(avals[n] for n in call.operands)
-        own = dataclasses.replace(
+        call_interface = dataclasses.replace(
             interface,
             argument_paths=tuple(paths.get(n, f"value {n}") for n in call.operands),
             in_avals=inputs,
@@ -52,7 +52,7 @@ def subprogram_ports(
         in_tree = jax.tree.structure(((0,) * len(inputs), {}))
         # Values that it gets from others are in the memory that it expects them in.
         signature = Signature(in_tree, keys_of(in_tree), inputs, (), context, strict=False, kinds=None)
-        ports[call.sub_program] = own, signature
+        ports[call.sub_program] = call_interface, signature
     return ports
 
 
@@ -172,10 +172,10 @@ class ChunkedExecutable(ProgramExecutable):
         if not self.accepts(range(len(leaves)), leaves):
             return None
         self._check_donated(leaves)
-        kept = {n: leaf for n, leaf in enumerate(leaves) if n not in self._donated}
+        undonated = {n: leaf for n, leaf in enumerate(leaves) if n not in self._donated}
         # A sub-program transfers the arguments that it consumes itself: only then it knows their owners.
-        placed = self.put_arguments(kept, copy=False)
-        if all(placed[n] is leaf for n, leaf in kept.items()):
+        placed = self.put_arguments(undonated, copy=False)
+        if all(placed[n] is leaf for n, leaf in undonated.items()):
             self._in_place = _types_and_shardings(leaves)
         return [placed.get(n, leaf) for n, leaf in enumerate(leaves)]
 
@@ -195,8 +195,8 @@ class ChunkedExecutable(ProgramExecutable):
         return placed
 
     def try_fast_path(self, leaves: list[Any]) -> Any:
-        """Runs all sub-programs if all arguments are arrays like those of an earlier call, else returns
-        `CACHE_MISS`."""
+        """Runs all sub-programs if all arguments are arrays like the arguments of an earlier call, else
+        returns `CACHE_MISS`."""
         if self._in_place is None or self.is_lost or _types_and_shardings(leaves) != self._in_place:
             return CACHE_MISS
         self._check_donated(leaves)
@@ -234,8 +234,7 @@ class ChunkedExecutable(ProgramExecutable):
 
 
 def _types_and_shardings(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]] | None:
-    """Returns the key by which arguments are compared with those of the last call; None if one is no
-    array."""
+    """Returns the key by which arguments of two calls are compared; None if one is not an array."""
     try:
         return [leaf.aval for leaf in leaves], [leaf.sharding for leaf in leaves]
     except AttributeError:

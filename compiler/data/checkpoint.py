@@ -103,13 +103,13 @@ def save(
     _check_names(state)
     hosts = _hosts_for(path)
     is_stored = any(isinstance(leaf, SnapshotArray) for leaf in jax.tree.leaves(state))
-    # Beside arrays in the memory of hosts, this process writes what is on their devices.
+    # If the tree has arrays in the memory of hosts, this process writes arrays on devices.
     saved = functools.partial(_saved, None if is_stored else hosts)
     items: dict[str, Any] = {_STATE: jax.tree_util.tree_map_with_path(saved, state)}
     if not jax.tree.leaves(state):
         raise ValueError("pw.checkpoint: the tree to save has no leaves")
     if data is not None:
-        # Before anything is written: a failure later on leaves threads that go on writing.
+        # Before the first write: threads continue to write after a later failure.
         items[_DATA] = _InputPosition(data, _text(data))
     with _pending.starting:
         _pending.wait()
@@ -172,8 +172,8 @@ def restore(
       ImportError: Orbax is not installed.
       FileNotFoundError: the checkpoint does not exist.
       OSError: an earlier save failed.
-      ValueError: its leaves differ from those of `like`, or in shapes or types; names the first. Or it has no
-        position, or, with `partial`, no list of its leaves.
+      ValueError: its leaves differ from the leaves of `like` in name, shape or type; names the first. Or it
+        has no position, or, with `partial`, no list of its leaves.
       TypeError: `data` has no position.
     """
     orbax = _orbax()
@@ -192,17 +192,17 @@ def restore(
     _pending.wait()
     hosts = _hosts_for(path)
     folder = _folder(path) / str(_chosen(path, step))
-    there = orbax.metadata(folder).metadata
-    _check_alike(there, like, str(folder), partial)
-    wanted = jax.tree.map(functools.partial(_request_for, hosts), like)
+    saved = orbax.metadata(folder).metadata
+    _check_alike(saved, like, str(folder), partial)
+    request = jax.tree.map(functools.partial(_request_for, hosts), like)
     if partial:
-        wanted = _as_in_file(wanted, there)
-    if any(isinstance(leaf, RestoredLeaf) for leaf in jax.tree.leaves(wanted)):
+        request = _as_in_file(request, saved)
+    if any(isinstance(leaf, RestoredLeaf) for leaf in jax.tree.leaves(request)):
         from pathways.compiler.data.orbax_handlers import restored_by_hosts
 
-        tree = restored_by_hosts(folder, wanted)
+        tree = restored_by_hosts(folder, request)
     else:
-        tree = orbax.load(folder, wanted)
+        tree = orbax.load(folder, request)
     if data is not None:
         if not (folder / _DATA).exists():
             raise ValueError(f"pw.checkpoint: {folder} has no position of an input")
@@ -383,7 +383,7 @@ def _steps(path: str | os.PathLike[str]) -> list[int]:
 def _remove_old(folder: Any, max_to_keep: int) -> None:
     """Removes all checkpoints but the last ones, and the remains of an earlier removal.
 
-    A renamed folder is no checkpoint any more, whenever the process exits.
+    A renamed folder is not a checkpoint, so the process may exit at any time.
     """
     for step in _steps(folder)[:-max_to_keep]:
         (folder / str(step)).rename(folder / f"{step}{_REMOVED}")
@@ -421,10 +421,10 @@ def _text(data: Any) -> str:
 
 
 def _saved(hosts: HostSession | None, path: Any, leaf: Any) -> Any:
-    """Returns a leaf as Orbax accepts it, or as hosts do that write it themselves."""
-    where = f"pw.checkpoint: state{jax.tree_util.keystr(path)}"
+    """Returns a leaf as Orbax accepts it; a leaf that hosts write is unchanged."""
+    subject = f"pw.checkpoint: state{jax.tree_util.keystr(path)}"
     if isinstance(leaf, Array | jax.Array) and leaf.is_deleted():
-        raise ValueError(f"{where} has been deleted; it was donated to an earlier call")
+        raise ValueError(f"{subject} has been deleted; it was donated to an earlier call")
     if isinstance(leaf, Array) and not is_written_there(leaf, hosts):
         data = leaf.fetch()
         # NumPy has no keys.
@@ -433,15 +433,15 @@ def _saved(hosts: HostSession | None, path: Any, leaf: Any) -> Any:
         leaf = np.asarray(leaf)
     if isinstance(leaf, Array | SnapshotArray | jax.Array | np.ndarray):
         if not leaf.size:
-            raise ValueError(f"{where} of shape {leaf.shape} has no elements, and Orbax saves none")
+            raise ValueError(f"{subject} of shape {leaf.shape} has no elements, and Orbax saves none")
         if _is_key(leaf.dtype) or leaf.dtype == bool or jax.dtypes.issubdtype(leaf.dtype, np.number):
             return leaf
-        raise TypeError(f"{where} has the dtype {leaf.dtype}, which is not a number")
+        raise TypeError(f"{subject} has the dtype {leaf.dtype}, which is not a number")
     if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
-        raise ValueError(f"{where} is {leaf}, which has more than 64 bits")
+        raise ValueError(f"{subject} is {leaf}, which has more than 64 bits")
     if isinstance(leaf, int | float | str):
         return leaf
-    raise TypeError(f"{where} is a {type(leaf).__name__}, not an array or a number")
+    raise TypeError(f"{subject} is a {type(leaf).__name__}, not an array or a number")
 
 
 def _request_for(hosts: HostSession | None, leaf: Any) -> Any:
@@ -487,26 +487,26 @@ def _with_type(aval: Any, array: jax.Array) -> Any:
     return pjrt.rewrap(aval, array.sharding)(array)
 
 
-def _check_alike(there: Any, like: Any, folder: str, partial: bool) -> None:
+def _check_alike(metadata: Any, like: Any, folder: str, partial: bool) -> None:
     """Rejects leaves that the checkpoint does not have, or has with another type."""
-    if there is None:
+    if metadata is None:
         if partial:
             raise ValueError(
                 f"pw.checkpoint: {folder} does not say which leaves it has, so partial=True cannot choose "
                 "from them; give `like` all leaves"
             )
         return  # Written by another program, with leaves that Orbax cannot describe.
-    types, wanted = dict(_types(there)), dict(_types(like))
-    for name in [*wanted, *([] if partial else types)]:
+    types, requested_types = dict(_types(metadata)), dict(_types(like))
+    for name in [*requested_types, *([] if partial else types)]:
         if name not in types:
-            known = ", ".join([*list(types)[:8], *(["..."] if types.keys() - list(types)[:8] else [])])
-            raise OtherTreeError(f"pw.checkpoint: {folder} has no leaf {name}, only {known}")
-        if name not in wanted:
+            names = ", ".join([*list(types)[:8], *(["..."] if types.keys() - list(types)[:8] else [])])
+            raise OtherTreeError(f"pw.checkpoint: {folder} has no leaf {name}, only {names}")
+        if name not in requested_types:
             raise OtherTreeError(
                 f"pw.checkpoint: {folder} has the leaf {name}, which `like` does not have; with partial=True "
                 "only the leaves of `like` are restored"
             )
-        saved, requested = types[name], wanted[name]
+        saved, requested = types[name], requested_types[name]
         if saved.becomes(requested) or (partial and saved.is_convertible(requested)):
             continue
         hint = "; partial=True converts it" if saved.is_convertible(requested) else ""
@@ -515,16 +515,16 @@ def _check_alike(there: Any, like: Any, folder: str, partial: bool) -> None:
         )
 
 
-def _as_in_file(wanted: Any, there: Any) -> Any:
+def _as_in_file(request: Any, metadata: Any) -> Any:
     """Returns the tree of a file with the requested leaves, and with Orbax's mark for leaves to skip."""
-    known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)}
-    return jax.tree_util.tree_map_with_path(lambda path, _: known.get(_keys(path), ...), there)
+    leaves = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(request)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: leaves.get(_keys(path), ...), metadata)
 
 
 def _as_in_tree(like: Any, restored: Any) -> Any:
     """Returns a tree of the structure of `like`, with leaves of the restored tree of a file."""
-    known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(restored)}
-    return jax.tree_util.tree_map_with_path(lambda path, _: known[_keys(path)], like)
+    leaves = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(restored)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: leaves[_keys(path)], like)
 
 
 def _keys(path: Any) -> tuple[str, ...]:
@@ -538,7 +538,7 @@ class _LeafType:
 
     Attributes:
       kind: its dtype, or its type.
-      shape: its shape; None if it is no array.
+      shape: its shape; None for a Python type.
       on_hosts: whether it is restored on hosts, which read arrays alone.
     """
 

@@ -27,10 +27,10 @@ def edition_with(module: str) -> int:
         has_changed = False
         for file in {*_files(), *_file_of(module)}:
             try:
-                found = Path(file).stat()
+                status = Path(file).stat()
             except OSError:
                 continue
-            now = found.st_mtime_ns, found.st_size
+            now = status.st_mtime_ns, status.st_size
             has_changed |= _seen.setdefault(file, now) != now
             _seen[file] = now
         _edition += has_changed

@@ -30,9 +30,9 @@ class SavedLeaf:
 
 def _is_even(array: Array) -> bool:
     """Returns whether all shards of an array have one shape, as the file format requires."""
-    for where in array.locations:
-        shards = different_shards(where.block.shape(array.shape), where.placement)
-        if len({tuple(bounds.stop - bounds.start for bounds in own) for _, own in shards}) > 1:
+    for location in array.locations:
+        shards = different_shards(location.block.shape(array.shape), location.placement)
+        if len({tuple(bounds.stop - bounds.start for bounds in dims) for _, dims in shards}) > 1:
             return False
     return True
 

@@ -1,6 +1,6 @@
 """Batches of an input that a function of a module produces: on hosts, each for its devices, or here.
 
-The rows of a batch depend on their numbers, or on those of shards, and never on the number of hosts.
+The rows of a batch depend on the numbers of rows or shards, and never on the number of hosts.
 """
 
 from __future__ import annotations
@@ -172,14 +172,14 @@ class _BatchesHere(InputBatches):
 
 
 @contextlib.contextmanager
-def _as_error(name: str, what: str) -> Iterator[None]:
+def _as_error(name: str, item: str) -> Iterator[None]:
     """Raises an exception of the user's function as the error that hosts report."""
     try:
         yield
     except (InputEnded, CallRefused, TypeError):
         raise
     except Exception as error:
-        raise CallFailedError(f"{name}, {what} raised {type(error).__name__}: {error}") from error
+        raise CallFailedError(f"{name}, {item} raised {type(error).__name__}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,17 +222,17 @@ class _BatchesOnHosts(InputBatches):
         # For each island the leaves that it produces, and their locations.
         self._places: dict[HostGang, list[tuple[int, Location]]] = {}
         for number, kind in enumerate(self._types):
-            for where in kind.locations:
+            for location in kind.locations:
                 # The workers may have been replaced since the step was compiled, which its next call notices.
-                gang = controller.pool.gangs[where.gang.number]
-                current = gang.location(where.placement, where.block)
+                gang = controller.pool.gangs[location.gang.number]
+                current = gang.location(location.placement, location.block)
                 self._places.setdefault(gang, []).append((number, current))
         self._outputs = {gang: self._arrays_of(places) for gang, places in self._places.items()}
         self._hosts = {
-            gang: [host for host in gang.hosts if any(host in where.holders for _, where in places)]
+            gang: [host for host in gang.hosts if any(host in location.holders for _, location in places)]
             for gang, places in self._places.items()
         }
-        self._own = {
+        self._shards_by_host = {
             host: self._shards_of(host, places)
             for gang, places in self._places.items()
             for host in self._hosts[gang]
@@ -241,10 +241,12 @@ class _BatchesOnHosts(InputBatches):
     def _arrays_of(self, places: Sequence[tuple[int, Location]]) -> tuple[ResultArray, ...]:
         return tuple(
             output_array(
-                jax.ShapeDtypeStruct(where.block.shape(self._types[number].shape), self._types[number].dtype),
-                where.placement,
+                jax.ShapeDtypeStruct(
+                    location.block.shape(self._types[number].shape), self._types[number].dtype
+                ),
+                location.placement,
             )
-            for number, where in places
+            for number, location in places
         )
 
     def _shards_of(self, host: WorkerHandle, places: Sequence[tuple[int, Location]]) -> list[int]:
@@ -256,20 +258,20 @@ class _BatchesOnHosts(InputBatches):
         if self._shards is None:
             return []
         rows: set[int] = set()
-        for number, where in places:
-            shape, first = where.block_of(self._types[number].shape)
-            indices = shard_indices(shape, where.placement)
-            for position in where.holders.get(host, ()):
+        for number, location in places:
+            shape, first = location.block_of(self._types[number].shape)
+            indices = shard_indices(shape, location.placement)
+            for position in location.holders.get(host, ()):
                 bounds = indices[position][0]
                 rows |= set(range(first[0] + bounds.start, first[0] + bounds.stop))
         each = self._rows // self._shards
-        own = sorted({row // each for row in rows})
-        if len(rows) != len(own) * each:
+        shards = sorted({row // each for row in rows})
+        if len(rows) != len(shards) * each:
             raise ValueError(
                 f"pw.prefetch: {host} reads {len(rows)} of {self._rows} rows, which are not whole shards: "
                 f"shards={self._shards} have {each} rows each"
             )
-        return own
+        return shards
 
     def _begin(self) -> None:
         source = self._source
@@ -280,12 +282,12 @@ class _BatchesOnHosts(InputBatches):
                 "named": source.plain,
                 "rows": self._rows,
                 "shards": self._shards,
-                "shards_of_hosts": {str(host.index): self._own[host] for host in self._hosts[gang]},
+                "shards_of_hosts": {str(host.index): self._shards_by_host[host] for host in self._hosts[gang]},
                 "states": self._states,
                 "tree": self._structure,
                 "leaves": [
-                    (self._order.index(number), where.block_of(self._types[number].shape)[1])
-                    for number, where in places
+                    (self._order.index(number), location.block_of(self._types[number].shape)[1])
+                    for number, location in places
                 ],
                 "row_shapes": [list(self._types[number].shape[1:]) for number in self._order],
             }
@@ -346,8 +348,8 @@ class _BatchesOnHosts(InputBatches):
         arguments = self._encoded({"source": self._name, "number": number})
         for gang, places in self._places.items():
             call = self._call(gang, "batch", arguments, self._outputs[gang])
-            for n, (leaf, where) in enumerate(places):
-                arrays[leaf].add_copy(where, call.number + 1 + n, call)
+            for n, (leaf, location) in enumerate(places):
+                arrays[leaf].add_copy(location, call.number + 1 + n, call)
             calls.append(call)
         return _RequestedBatch(arrays, calls)
 
@@ -376,7 +378,7 @@ class _BatchesOnHosts(InputBatches):
 
 def _places_of(types: Sequence[PlacedType]) -> list[list[tuple[int, DeviceLayout]]]:
     """Returns the island and the layout of each copy of arrays, whichever workers have them."""
-    return [[(where.gang.number, where.placement) for where in kind.locations] for kind in types]
+    return [[(location.gang.number, location.placement) for location in kind.locations] for kind in types]
 
 
 @functools.cache
@@ -398,7 +400,7 @@ def batches_of(
 
     Raises:
       ValueError: see `pw.prefetch`.
-      TypeError: the argument is no tree of arrays with rows.
+      TypeError: the argument is not a tree of arrays with rows.
     """
     if source.devices is not None:
         raise ValueError(
@@ -441,10 +443,12 @@ def _check_states(name: str, states: Any, shards: int | None) -> None:
         return
     if shards is None:
         if not isinstance(states, int) or isinstance(states, bool) or states < 0:
-            what = (
+            position = (
                 f"a position of shards={len(states)}" if isinstance(states, list) else f"position {states!r}"
             )
-            raise ValueError(f"pw.prefetch: {name} starts at {what}, but rows= takes the number of a batch")
+            raise ValueError(
+                f"pw.prefetch: {name} starts at {position}, but rows= takes the number of a batch"
+            )
         return
     if not isinstance(states, list):
         raise ValueError(

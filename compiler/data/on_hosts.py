@@ -61,8 +61,8 @@ class FunctionOnHosts(ProcessBound):
         self._state: Any = None
 
     def __repr__(self) -> str:
-        where = "" if self.devices is None else f" on {self.devices.name}"
-        return f"<pw.on_hosts {self.name}{where}>"
+        place = "" if self.devices is None else f" on {self.devices.name}"
+        return f"<pw.on_hosts {self.name}{place}>"
 
     @boundary
     def __call__(self, /, *arrays: Any, **plain: Any) -> HostCall:
@@ -70,7 +70,7 @@ class FunctionOnHosts(ProcessBound):
 
         The call has a place in the order of steps: it reads the arrays as they are now. Later steps run
         beside it; one that donates an array of the call waits. Calls of one `on_hosts` run one after the
-        other, those of different ones at the same time.
+        other, calls of different ones at the same time.
 
         Args:
           *arrays: arrays, or dictionaries, lists and tuples of arrays. Each host gets its shards of each, as
@@ -138,7 +138,7 @@ class FunctionOnHosts(ProcessBound):
         with hosts.order:
             for gang, *_ in gangs:
                 gang.life.check_open()
-            for gang, binding, taken in gangs:
+            for gang, binding, arrays in gangs:
                 ids = {device.id for device in binding.devices}
                 records = None
                 if outputs is not None:
@@ -149,7 +149,7 @@ class FunctionOnHosts(ProcessBound):
                     self.name,
                     self.edition,
                     self._lane,
-                    [kept_array(array.number_at(where), array.aval) for array, where in taken],
+                    [kept_array(array.number_at(location), array.aval) for array, location in arrays],
                     text,
                     records,
                     structure,
@@ -161,13 +161,13 @@ class FunctionOnHosts(ProcessBound):
                         gang,
                         [host for host in gang.hosts if not ids.isdisjoint(host.ready.devices)],
                         message,
-                        [array.step_at(where) for array, where in taken],
+                        [array.step_at(location) for array, location in arrays],
                     )
                     calls.append(call)
                     hosts.used.add(gang.number)
                     for n, (aval, _) in enumerate(outputs or ()):
-                        where = gang.location((records or ())[n].placement)
-                        results += results_of(hosts, call, [aval], [[(where, n)]])
+                        location = gang.location((records or ())[n].placement)
+                        results += results_of(hosts, call, [aval], [[(location, n)]])
         tree = None if outputs is None else plain_values.build(plain_values.decode(structure), results)
         return _RemoteCall(self.name, hosts, calls, tree, is_value=outputs is None)
 
@@ -209,7 +209,7 @@ class HostCall(abc.ABC):
         Raises:
           CallFailedError: it raised on a host; has type, message and traceback.
           ImportError: a host does not find it.
-          TypeError: its result cannot be represented in JSON, or is no such array.
+          TypeError: its result cannot be represented in JSON, or is not an array of the given type.
           HostError: a host was lost.
         """
 
@@ -296,7 +296,7 @@ def on_hosts(
 
     Raises:
       TypeError: the function is not in a module: put it into one. Or an argument is not a JSON value.
-      ValueError: a string is no import path.
+      ValueError: a string is not an import path.
 
     Example:
       ```python
@@ -323,16 +323,16 @@ def _name_of(function: Callable[..., Any] | str) -> str:
     name = getattr(function, "__qualname__", None)
     module = getattr(function, "__module__", None)
     if isinstance(name, str) and isinstance(module, str):
-        # Hosts import the name, which must lead to this very object: that of a closure or a lambda does not.
-        found: Any = sys.modules.get(module)
+        # Hosts import the name, which must lead to this very object. A closure or lambda has no such name.
+        target: Any = sys.modules.get(module)
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is function and module != "__main__" and not isinstance(function, types.ModuleType):
+            target = getattr(target, part, None)
+        if target is function and module != "__main__" and not isinstance(function, types.ModuleType):
             return f"{module}:{name}"
-    what = f"{name} of {module}" if isinstance(name, str) else str(function)
+    subject = f"{name} of {module}" if isinstance(name, str) else str(function)
     raise TypeError(
-        f"pw.on_hosts: hosts cannot import {what}: put it into a module of its own, as a function, and pass "
-        "what it closes over as arguments"
+        f"pw.on_hosts: hosts cannot import {subject}: put it into a module, as a function, and pass the "
+        "values that it closes over as arguments"
     )
 
 
@@ -409,7 +409,7 @@ def _is_key(aval: Any) -> bool:
 
 
 def _ndim(aval: Any) -> int:
-    """Returns the dimensions of an array on hosts: for typed PRNG keys those of their words."""
+    """Returns the dimensions of an array on hosts: for typed PRNG keys, the dimensions of their words."""
     return int(jax.eval_shape(jax.random.key_data, aval).ndim if _is_key(aval) else aval.ndim)
 
 
@@ -441,14 +441,14 @@ def _at(
 ) -> tuple[Array, Location]:
     """Returns an array on a slice, and its location there; transferred there if it is elsewhere.
 
-    A replica gets its block of an array that replicas share, and any other slice the whole.
+    A replica gets its block of an array that replicas share, any other slice the full array.
     """
     ids = {device.id for device in binding.devices}
     if isinstance(leaf, Array) and leaf.is_of(hosts):
-        for where in leaf.locations:
-            is_wanted = is_replica or where.block == WHOLE_ARRAY
-            if where.gang is gang and is_wanted and set(where.placement.devices) == ids:
-                return leaf, where
+        for location in leaf.locations:
+            fits = is_replica or location.block == WHOLE_ARRAY
+            if location.gang is gang and fits and set(location.placement.devices) == ids:
+                return leaf, location
     is_key = _is_key(leaf)
     target = gang.location(layout_of(binding, PartitionSpec(), _ndim(leaf)))
     if isinstance(leaf, Array) and leaf.is_of(hosts):
@@ -493,14 +493,14 @@ def _called_here(function: FunctionOnHosts, args: Sequence[Any], named: Mapping[
     mesh = mesh_of(bind([function.devices], program=name)[function.devices])
     placed = []
     for n, (aval, spec) in enumerate(outputs):
-        where, value = leaves[n]
+        subject, value = leaves[n]
         expected = f"expected {aval.dtype}{list(aval.shape)}"
         try:
             got = value if isinstance(value, jax.Array) else numpy_of(value, aval.dtype)
         except OverflowError:
-            raise TypeError(f"{where} is {value}: {expected}") from None
+            raise TypeError(f"{subject} is {value}: {expected}") from None
         if got.shape != aval.shape or got.dtype != aval.dtype:
-            raise TypeError(f"{where} is {got.dtype}{list(got.shape)}: {expected}")
+            raise TypeError(f"{subject} is {got.dtype}{list(got.shape)}: {expected}")
         # A copy: it may be an argument of the function, or an array that the function keeps.
         placed.append(jax.device_put(got, NamedSharding(mesh, spec), may_alias=False))
     return plain_values.build(tree, placed)

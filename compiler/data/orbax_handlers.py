@@ -94,8 +94,8 @@ class HostLeafHandler:
         return asyncio.create_task(read())
 
     async def metadata(self, params: Sequence[Any], place: Any) -> Sequence[Any]:
-        """Raises an error: nobody asks it for the metadata of leaves, which are those of NumPy in files."""
-        raise NotImplementedError("leaves on hosts are those of NumPy in files")
+        """Raises an error: Orbax reads the metadata of these leaves with its handler of NumPy arrays."""
+        raise NotImplementedError("files have leaves on hosts as NumPy arrays")
 
 
 class JaxLeafHandler(HostLeafHandler):
@@ -103,7 +103,7 @@ class JaxLeafHandler(HostLeafHandler):
 
 
 _leaf_handlers = StandardLeafHandlerRegistry()
-# The files are those of arrays of NumPy; the reader decides on the devices.
+# Files have NumPy arrays; the reader decides on the devices.
 _leaf_handlers.add(SavedLeaf, RestoredLeaf, HostLeafHandler, secondary_typestrs=["np.ndarray"])
 # A handler has one name in files, and pairs of types; this one is found by its name alone.
 _leaf_handlers.add(JaxLeafHandler, JaxLeafHandler, JaxLeafHandler, secondary_typestrs=["jax.Array"])
@@ -129,13 +129,13 @@ def context_of_hosts(*, compress: bool | None) -> Any:
     Args:
       compress: whether arrays are compressed; None for Orbax's default.
     """
-    known = orbax.handlers.global_registry()
+    defaults = orbax.handlers.global_registry()
     registry = orbax.handlers.local_registry(include_global_registry=False)
-    for handler, name in known.get_all_entries():
+    for handler, name in defaults.get_all_entries():
         registry.add(
             HostTreeHandler if handler is orbax.handlers.PyTreeHandler else handler,
             checkpointable_name=name,
-            secondary_typestrs=known.get_secondary_typestrs(handler),
+            secondary_typestrs=defaults.get_secondary_typestrs(handler),
         )
     context = orbax.Context()
     context.checkpointables.registry = registry
@@ -144,12 +144,12 @@ def context_of_hosts(*, compress: bool | None) -> Any:
     return context
 
 
-def restored_by_hosts(folder: Any, wanted: Any) -> Any:
+def restored_by_hosts(folder: Any, request: Any) -> Any:
     """Loads a tree with some leaves that hosts read.
 
     Args:
       folder: the checkpoint.
-      wanted: the request to Orbax, with `RestoredLeaf`s.
+      request: the request to Orbax, with `RestoredLeaf`s.
 
     Raises:
       CheckpointFailedError: a host cannot read its shards; names host and folder.
@@ -158,13 +158,13 @@ def restored_by_hosts(folder: Any, wanted: Any) -> Any:
     if len(items) == 1:
         # By its name: a request without one must be of the types that Orbax knows.
         with context_of_hosts(compress=None):
-            tree = orbax.load_checkpointables(folder, {items[0]: wanted})[items[0]]
+            tree = orbax.load_checkpointables(folder, {items[0]: request})[items[0]]
         for leaf in jax.tree.leaves(tree):
             if isinstance(leaf, CheckpointFailedError):
                 raise leaf.with_traceback(None)
         return tree
     # A checkpoint of another layout, which this process reads.
-    leaves, structure = jax.tree.flatten(wanted)
+    leaves, structure = jax.tree.flatten(request)
     here = [
         np.broadcast_to(np.zeros((), leaf.aval.dtype), leaf.aval.shape)
         if isinstance(leaf, RestoredLeaf)
@@ -213,5 +213,5 @@ def filter_log(is_saving: Callable[[], bool]) -> None:
       is_saving: see `_LogFilter`.
     """
     log = logging.getLogger("absl")
-    if not any(isinstance(one, _LogFilter) for one in log.filters):
+    if not any(isinstance(filter_, _LogFilter) for filter_ in log.filters):
         log.addFilter(_LogFilter(is_saving))

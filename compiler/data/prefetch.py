@@ -81,8 +81,8 @@ class Prefetched[T](Iterator[T]):
         finally:
             self.waited += time.monotonic() - began
         # No call from here on, after which Ctrl-C could drop the batch.
-        batch, self._state = self._reader.taken
-        self._reader.taken = None
+        batch, self._state = self._reader.item
+        self._reader.item = None
         self._is_first = False
         return batch
 
@@ -162,9 +162,10 @@ def prefetch[T](
         called.
 
     Raises:
-      ValueError: the step has no such argument, or a depth or count is out of range. Rows are not those of
-        the argument, or shards do not divide them; or the input begins with the position of other shards.
-      TypeError: no input or no program; from `next`, a batch of a type that the step was not compiled for.
+      ValueError: the step has no such argument, or a depth or count is out of range. Or rows differ from the
+        argument's, or shards do not divide them. Or the input starts at a position of other shards.
+      TypeError: the input or the step has another type; from `next`, a batch has a type that the step was not
+        compiled for.
 
     Example:
       ```python
@@ -194,7 +195,7 @@ def prefetch[T](
         is_ahead = depth > 1
         depth -= is_ahead
         executable = next(
-            (one for one in _executables(step) if _has_rows(one, argument, rows, shards)),
+            (candidate for candidate in _executables(step) if _has_rows(candidate, argument, rows, shards)),
             _executables(step)[0],
         )
         batches: Any = batches_of(iterable, executable, argument, rows, shards, is_ahead=is_ahead)
@@ -210,7 +211,7 @@ class _Reader:
 
     Attributes:
       kind: the type of the input, for messages.
-      taken: the batch that `take` has taken, and the position of the input after it.
+      item: the batch that `take` has fetched, and the position of the input after it.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class _Reader:
         self._count = count
         self._x64 = jax.config.jax_enable_x64
         self._ready: collections.deque[tuple[Any, Any]] = collections.deque()
-        self.taken: Any = None
+        self.item: Any = None
         self._number = 0
         self._first_state: Any = None
         self._is_open = False
@@ -271,14 +272,14 @@ class _Reader:
             return self._first_state
 
     def take(self, stall_report: float | None) -> None:
-        """Takes the next batch; none where Ctrl-C has kept the last one from being used.
+        """Stores the next batch in `item`, unless Ctrl-C kept the previous one from being used.
 
         Raises:
-          StopIteration: there is none.
+          StopIteration: the input has ended.
           Exception: the error of the input.
         """
         began, report = time.monotonic(), stall_report
-        if self.taken is not None:
+        if self.item is not None:
             return
         with self._changed:
             while not self._changed.wait_for(lambda: self._ready or self._ended, _left(began, report)):
@@ -287,7 +288,7 @@ class _Reader:
                 report *= 2
             if self._ready:
                 with uninterrupted():
-                    self.taken = self._ready.popleft()
+                    self.item = self._ready.popleft()
                     self._changed.notify_all()
                 return
         if self._error is not None:
@@ -300,7 +301,7 @@ class _Reader:
             self._ended = True
             self._error = None
             self._ready.clear()
-            self.taken = None
+            self.item = None
             self._changed.notify_all()
         atexit.unregister(self._exit)
 
@@ -366,10 +367,10 @@ class _Reader:
             )
         frame = sys._current_frames().get(0 if self._thread is None else self._thread.ident)
         at = traceback.extract_stack(frame)[-1] if frame is not None else None
-        where = f"; it is in {at.name} at {at.filename}:{at.lineno}" if at is not None else ""
+        place = f"; it is in {at.name} at {at.filename}:{at.lineno}" if at is not None else ""
         return (
             "pw.prefetch: the steps wait for the input, which has given no batch "
-            f"{self._number_of_input()} for {seconds:.1f} seconds{where}"
+            f"{self._number_of_input()} for {seconds:.1f} seconds{place}"
         )
 
 
@@ -396,15 +397,15 @@ def _placed(batch: Any, step: Bound | Program[..., Any], argument: str) -> Any:
     # JAX reads memory of NumPy later, or for as long as the array lives.
     leaves = [_copied(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     for executable in _executables(step):
-        # One whose workers are lost is compiled again by the next call.
+        # The next call compiles an executable with lost workers again.
         if executable.is_lost and not isinstance(step, Bound):
             continue
-        numbers, wanted = executable.argument(argument)
-        if tree != wanted and isinstance(step, Bound):
+        numbers, expected = executable.argument(argument)
+        if tree != expected and isinstance(step, Bound):
             raise TypeError(
-                f"program '{executable.name}' was compiled for {argument} of structure {wanted}, got {tree}"
+                f"program '{executable.name}' was compiled for {argument} of structure {expected}, got {tree}"
             )
-        if tree == wanted and (
+        if tree == expected and (
             isinstance(step, Bound)
             or (executable.is_at_home(numbers, leaves) and executable.accepts(numbers, leaves))
         ):
