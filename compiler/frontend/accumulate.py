@@ -115,17 +115,18 @@ def _policy_of(schedule: Any, name: str) -> str:
     """Returns the policy that a loop requests, with its options; raises TypeError or ValueError for none."""
     if callable(schedule):
         return register(schedule)
-    what = f"pw.accumulate of '{name}' at {line_of_user()}"
+    subject = f"pw.accumulate of '{name}' at {line_of_user()}"
     if not isinstance(schedule, str):
-        raise TypeError(f"{what}: schedule must be a policy, got {type(schedule).__name__}")
+        raise TypeError(f"{subject}: schedule must be a policy, got {type(schedule).__name__}")
     if schedule.endswith(".csv"):
         raise ValueError(
-            f"{what}: a file schedules all loops of a program: use pw.program(schedule={schedule!r}) for it"
+            f"{subject}: a file schedules all loops of a program: use "
+            f"pw.program(schedule={schedule!r}) for it"
         )
     try:
         return str(read_request(schedule).with_absolute_times())
     except RequestError as error:
-        raise ValueError(f"{what}: schedule is {error}") from None
+        raise ValueError(f"{subject}: schedule is {error}") from None
 
 
 class _MicrobatchLoop:
@@ -165,8 +166,8 @@ class _MicrobatchLoop:
             )
 
         def of_block(carry: list[Any], block: dict[int, Any]) -> tuple[list[Any], Any]:
-            given = block | dict(zip(carried, carry, strict=True))
-            results = self.fun(*(given.get(n, arg) for n, arg in enumerate(args)), **kwargs)
+            inputs = block | dict(zip(carried, carry, strict=True))
+            results = self.fun(*(inputs.get(n, arg) for n, arg in enumerate(args)), **kwargs)
             return self._handed_on(carry, results) if carried else ([], results)
 
         init = [jax.tree.map(lambda leaf: _without_gradient(_as_array(leaf)), args[n]) for n in carried]
@@ -200,7 +201,7 @@ class _MicrobatchLoop:
                 f"pw.accumulate of '{self.name}': argument {both[0]} cannot be both split and carried"
             )
         if not cut or not all(0 <= n < count for n in cut):
-            carried_too = " and those that are carried" if carried else ""
+            carried_too = " and the carried ones" if carried else ""
             default = self.batch_argnums is None
             batch = f"all but the first{carried_too} are" if default else f"{self.batch_argnums} would be"
             raise ValueError(
@@ -211,16 +212,16 @@ class _MicrobatchLoop:
 
     def _handed_on(self, carry: list[Any], results: Any) -> tuple[list[Any], Any]:
         """Returns the checked carry for the next microbatch, and the results of this one."""
-        what = f"pw.accumulate of '{self.name}'"
+        subject = f"pw.accumulate of '{self.name}'"
         if not isinstance(results, tuple) or len(results) != 2:
             raise TypeError(
-                f"{what}: with carry_argnums the function returns (carry, results), as that of jax.lax.scan, "
-                f"got {_shown(results)}"
+                f"{subject}: with carry_argnums the function returns (carry, results), as that of "
+                f"jax.lax.scan, got {_shown(results)}"
             )
         expected: Any = carry[0] if self.carries_one else tuple(carry)
         if _shown(results[0]) != _shown(expected):
             raise TypeError(
-                f"{what}: the new carry must have the structure of the old one, {_shown(expected)}, got "
+                f"{subject}: the new carry must have the structure of the old one, {_shown(expected)}, got "
                 f"{_shown(results[0])}"
             )
 
@@ -228,7 +229,7 @@ class _MicrobatchLoop:
             new = _as_array(new)
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise TypeError(
-                    f"{what}: carry{name_of(path)} is passed on as {new.dtype}"
+                    f"{subject}: carry{name_of(path)} is passed on as {new.dtype}"
                     f"{list(new.shape)}, but carried as {old.dtype}{list(old.shape)}"
                 )
             return new
@@ -241,15 +242,15 @@ class _MicrobatchLoop:
 
         def check(path: Any, leaf: Any) -> Any:
             array = _as_array(leaf)
-            where = f"argument {position}{name_of(path)} of '{self.name}'"
+            subject = f"argument {position}{name_of(path)} of '{self.name}'"
             if array.ndim == 0:
                 raise ValueError(
-                    f"pw.accumulate: {where} is a scalar: a batch is split along its leading axis; pass what "
-                    "all microbatches share as the first argument, or see batch_argnums"
+                    f"pw.accumulate: {subject} is a scalar: a batch is split along its leading axis; pass "
+                    "what all microbatches share as the first argument, or see batch_argnums"
                 )
             if array.shape[0] % self.count:
                 raise ValueError(
-                    f"pw.accumulate: {where} has shape {array.shape}: its leading axis of {array.shape[0]} "
+                    f"pw.accumulate: {subject} has shape {array.shape}: its leading axis of {array.shape[0]} "
                     f"is not divisible into {self.count} microbatches"
                 )
             return _without_gradient(array)
@@ -265,33 +266,33 @@ class _MicrobatchLoop:
                     continue
                 first.setdefault(array.shape[0], f"argument {number}{name_of(path)} of shape {array.shape}")
         if len(first) > 1:
-            one, other, *_ = first.values()
+            left, right, *_ = first.values()
             raise ValueError(
-                f"pw.accumulate of '{self.name}': {one} and {other} have different leading axes: a batch is "
+                f"pw.accumulate of '{self.name}': {left} and {right} have different leading axes: a batch is "
                 "cut along one; pass what all microbatches share as the first argument, or see batch_argnums"
             )
 
     def _kinds(self, results: Any) -> list[str]:
         """Returns the checked reduction of each flat result."""
-        what = f"pw.accumulate of '{self.name}'"
+        subject = f"pw.accumulate of '{self.name}'"
         try:
             kinds = flat_prefix(self.reduce, results)
         except ValueError:
             raise ValueError(
-                f"{what}: reduce must be a tree like that of the results or a prefix of one: it is "
+                f"{subject}: reduce must be a tree like that of the results or a prefix of one: it is "
                 f"{_shown(self.reduce)}, the results are {_shown(results)}"
             ) from None
 
         pairs = jax.tree_util.tree_leaves_with_path(results)
         for kind, (path, result) in zip(kinds, pairs, strict=True):
             dtype, shape = result.dtype, result.shape
-            where = f"{what}: result{name_of(path)} of type {dtype}{list(shape)}"
+            name = f"{subject}: result{name_of(path)} of type {dtype}{list(shape)}"
             if kind == "concat" and not shape:
-                raise ValueError(f"{where} is a scalar and cannot be concatenated; give it an axis of one")
+                raise ValueError(f"{name} is a scalar and cannot be concatenated; give it an axis of one")
             if kind == "mean" and not jnp.issubdtype(dtype, jnp.inexact):
-                raise ValueError(f"{where} has no mean in its own dtype; use reduce='sum'")
+                raise ValueError(f"{name} has no mean in its own dtype; use reduce='sum'")
             if kind == "sum" and not jnp.issubdtype(dtype, jnp.number):
-                raise ValueError(f"{where} cannot be summed; use reduce='concat'")
+                raise ValueError(f"{name} cannot be summed; use reduce='concat'")
         return kinds
 
     def _in_program(self, of_block: _OfBlock, init: list[Any], batch: Any) -> tuple[list[Any], Any]:

@@ -56,8 +56,8 @@ def declare_slices(module: ir.Module, slices: Iterable[VirtualSlice]) -> dict[st
         axes = tuple(zip(virtual.axis_names, virtual.shape, strict=True))
         if axes not in meshes:
             base = "mesh_" + "x".join(map(str, virtual.shape))
-            taken = dialect.symbol_table(module)
-            meshes[axes] = base if base not in taken else f"{base}_{'_'.join(virtual.axis_names)}"
+            symbols = dialect.symbol_table(module)
+            meshes[axes] = base if base not in symbols else f"{base}_{'_'.join(virtual.axis_names)}"
             make_mesh(meshes[axes], axes, ip)
     for symbol, virtual in ordered.items():
         mesh = meshes[tuple(zip(virtual.axis_names, virtual.shape, strict=True))]
@@ -79,21 +79,21 @@ def declare_loops(
 ) -> None:
     """Adds a `pw.loop`, named after its function, for every loop that a call with metadata names.
 
-    A loop has the schedule that it requests, else that of the program.
+    A loop has the schedule that it requests, else the program's.
 
     While tracing, loops have numbers that are unique in the process: JAX may reuse the trace of a function.
     """
     names: dict[str, str] = {}
-    taken = set(dialect.symbol_table(module))
+    symbols = set(dialect.symbol_table(module))
     ip = ir.InsertionPoint.at_block_begin(module.body)
     for op, metadata in calls:
         if metadata.loop is None:
             continue
         if metadata.loop not in names:
-            name = names[metadata.loop] = unique_name(metadata.name, taken)
-            taken.add(name)
-            own = metadata.schedule or schedule
-            dialect.LoopOp.build(sym_name=name, count=metadata.count, schedule=own, loc=op.location, ip=ip)
+            name = names[metadata.loop] = unique_name(metadata.name, symbols)
+            symbols.add(name)
+            policy = metadata.schedule or schedule
+            dialect.LoopOp.build(sym_name=name, count=metadata.count, schedule=policy, loc=op.location, ip=ip)
         dataclasses.replace(metadata, loop=names[metadata.loop], schedule=None).write(op)
 
 
@@ -115,12 +115,12 @@ def describe_arguments(
     """
     main = dialect.symbol_table(module)[MAIN]
     attrs = dialect.argument_attrs(main)
-    # What JAX adds, such as tokens of ordered effects, precedes the arguments.
+    # Operands of JAX, such as tokens of ordered effects, precede the arguments.
     offset = len(attrs) - len(paths)
     places = homes or [None] * len(paths)
-    wanted = specs or [None if home is None else home.spec for home in places]
+    requested = specs or [None if home is None else home.spec for home in places]
     for argument, path, is_donated, spec, home in zip(
-        attrs[offset:], paths, donated, wanted, places, strict=True
+        attrs[offset:], paths, donated, requested, places, strict=True
     ):
         argument[ARGUMENT_INFO] = ir.StringAttr.get(path)
         if is_donated:

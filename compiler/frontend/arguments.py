@@ -49,7 +49,7 @@ class Interface:
       slices: the slices by their names in the module, in the order of their creation.
       argument_paths: the name of each flat argument in messages.
       in_avals: JAX's abstract values of the flat arguments.
-      out_avals: those of the flat results.
+      out_avals: likewise of the flat results.
       out_tree: the structure of the results.
       out_keys: the path of each flat result in it.
       platform: JAX's name of its platform, such as `cuda`.
@@ -102,9 +102,9 @@ class Signature:
         first = 0
         arguments = []
         for tree in (*positional.children(), *named.children()):
-            own = slice(first, first + tree.num_leaves)
-            arguments.append(sealed(tree, [keys[2:] for keys in self.keys[own]], leaves[own]))
-            first = own.stop
+            span = slice(first, first + tree.num_leaves)
+            arguments.append(sealed(tree, [keys[2:] for keys in self.keys[span]], leaves[span]))
+            first = span.stop
         count = len(positional.children())
         return arguments[:count], dict(zip(named.node_data()[1], arguments[count:], strict=True))
 
@@ -123,11 +123,11 @@ class Signature:
 
     def accepts(self, n: int, aval: Any, kind: str | None) -> bool:
         """Returns whether argument `n` may have this abstract value, in memory of this kind."""
-        own = self.avals[n]
+        expected = self.avals[n]
         return (
-            own.shape == aval.shape
-            and own.dtype == aval.dtype
-            and (not self.strict or own.weak_type == aval.weak_type)
+            expected.shape == aval.shape
+            and expected.dtype == aval.dtype
+            and (not self.strict or expected.weak_type == aval.weak_type)
             and (self.kinds is None or self.kind(n) == kind)
         )
 
@@ -165,12 +165,12 @@ class Conventions:
         passed: dict[int | str, Any] = {n: args[n] for n in sorted(numbers)}
         passed |= {k: kwargs[k] for k in self.static_argnames if k in kwargs}
         static = []
-        for where, value in passed.items():
+        for key, value in passed.items():
             try:
-                static.append((where, type(value), hash(value), value))
+                static.append((key, type(value), hash(value), value))
             except TypeError:
                 raise TypeError(
-                    f"program '{self.name}': static argument {where} must be hashable, got "
+                    f"program '{self.name}': static argument {key} must be hashable, got "
                     f"{type(value).__name__}"
                 ) from None
         dynamic = tuple(a for n, a in enumerate(args) if n not in numbers)
@@ -213,11 +213,11 @@ def join_static(
     dynamic: Sequence[Any], named: dict[str, Any], static: Static
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns all positional and named arguments, from the dynamic and the static ones."""
-    values = {where: value for where, _, _, value in static}
-    numbers = [where for where in values if isinstance(where, int)]
+    values = {key: value for key, _, _, value in static}
+    numbers = [key for key in values if isinstance(key, int)]
     rest = iter(dynamic)
     args = tuple(values[n] if n in values else next(rest) for n in range(len(dynamic) + len(numbers)))
-    return args, {**named, **{where: v for where, v in values.items() if isinstance(where, str)}}
+    return args, {**named, **{key: v for key, v in values.items() if isinstance(key, str)}}
 
 
 def conventions_of(
@@ -269,11 +269,13 @@ def conventions_of(
     return Conventions(name, parameters, donate[0], donate[1], static[0], static[1])
 
 
-def _values[T](name: str, what: str, read: Callable[[Any], T], **options: Any) -> dict[str, tuple[T, ...]]:
-    """Returns the values of options that have one value, several or none.
+def _values[T](
+    name: str, expected: str, read: Callable[[Any], T], **options: Any
+) -> dict[str, tuple[T, ...]]:
+    """Returns the values of options that have one value, more or none.
 
     Args:
-      what: the values that are expected, for messages.
+      expected: the expected values, for messages.
       read: returns a value as it is used, or raises TypeError.
 
     Raises:
@@ -285,7 +287,9 @@ def _values[T](name: str, what: str, read: Callable[[Any], T], **options: Any) -
         try:
             values[option] = () if passed is None else tuple(map(read, (passed,) if has_one else passed))
         except TypeError:
-            raise TypeError(f"program '{name}': {option}={passed!r}: expected {what} of arguments") from None
+            raise TypeError(
+                f"program '{name}': {option}={passed!r}: expected {expected} of arguments"
+            ) from None
     return values
 
 
@@ -318,8 +322,8 @@ def _check_names(name: str, parameters: inspect.Signature, options: Mapping[str,
     for option, passed in options.items():
         unknown = [k for k in passed if k not in parameters.parameters]
         if unknown:
-            known = ", ".join(parameters.parameters) or "none"
-            raise ValueError(f"program '{name}' has {option}={unknown}, but its arguments are {known}")
+            allowed = ", ".join(parameters.parameters) or "none"
+            raise ValueError(f"program '{name}' has {option}={unknown}, but its arguments are {allowed}")
 
 
 def abstract(
@@ -332,7 +336,7 @@ def abstract(
       values: whether they must have values; without it, types suffice.
 
     Raises:
-      TypeError: one is no array, or a tracer; names it and a remedy.
+      TypeError: one is not an array, or is a tracer; names it and a remedy.
       ValueError: one has a symbolic shape.
       OverflowError: one is a number that does not fit its dtype.
     """
@@ -381,19 +385,19 @@ def is_type(leaf: Any) -> bool:
 
 
 def _refusal(leaf: Any, error: Exception | None = None) -> str:
-    """Returns why a leaf is no valid argument, with a remedy."""
+    """Returns why a leaf is not a valid argument, with a remedy."""
     elsewhere = "pass it as a static argument or remove it from the arguments"
     match leaf:
         case jax.Ref():
-            what = "is a Ref, not an array or a number; a program has no state: pass the value of the "
-            return f"{what}reference and return the new one"
+            state = "is a Ref, not an array or a number; a program has no state: pass the value of the "
+            return f"{state}reference and return the new one"
         case np.ma.MaskedArray():
             return f"is a MaskedArray: {error}"
         case np.ndarray() | np.generic() if leaf.dtype.type is not np.str_ or leaf.ndim:
             kind = f"is {'an array' if leaf.ndim else 'a number'} of dtype {leaf.dtype}"
             if not leaf.dtype.isnative:
                 native = leaf.dtype.newbyteorder("=")
-                return f"{kind}, whose byte order is not that of this machine; pass x.astype('{native}')"
+                return f"{kind}, whose byte order differs from this machine's; pass x.astype('{native}')"
             return f"{kind}, which JAX does not support; remove it from the arguments"
     if hasattr(leaf, "__array__"):
         return f"is a {type(leaf).__name__}, not an array of JAX or NumPy; pass np.asarray(x)"

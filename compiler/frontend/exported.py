@@ -106,13 +106,13 @@ def _add_refined(
 
 def _reachable(function: ir.OpView, symbols: dict[str, ir.OpView]) -> Iterable[ir.OpView]:
     """Returns a function, and the functions that it names directly or through others."""
-    found, pending = {_name(function): function}, [function]
+    functions, pending = {_name(function): function}, [function]
     while pending:
         for inner in nested_ops(pending.pop()):
-            new = {_name(op): op for op in referenced_functions(inner, symbols) if _name(op) not in found}
-            found |= new
+            new = {_name(op): op for op in referenced_functions(inner, symbols) if _name(op) not in functions}
+            functions |= new
             pending += new.values()
-    return found.values()
+    return functions.values()
 
 
 def _converted_from(value: ir.Value) -> ir.Value:

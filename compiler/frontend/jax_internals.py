@@ -36,7 +36,7 @@ flatten = tree_util.default_registry.flatten
 """`jax.tree.flatten` without its Python wrapper, for the path of every call."""
 
 structure_errors = tree_util.equality_errors_pytreedef
-"""Differences of two structures: a path, what is there in each, and why they differ."""
+"""Differences of two structures: a path, the types at it in both, and why they differ."""
 
 unflatten = tree_util.tree_unflatten
 
@@ -51,7 +51,7 @@ def abstractify(leaf: Any) -> Any:
     only.
 
     Raises:
-      TypeError: it is no valid argument.
+      TypeError: it is not a valid argument.
       OverflowError: it is a number that does not fit its dtype.
     """
     if is_handle(leaf):
@@ -157,11 +157,11 @@ def _lower_device_put(ctx: Any, *operands: Any, devices: Any, **_: Any) -> list[
     JAX's own rule for CPUs drops these moves, so that values between computations would be in device memory.
     """
     moved = []
-    for operand, place, given, wanted in zip(operands, devices, ctx.avals_in, ctx.avals_out, strict=True):
-        is_moved = given.memory_space != wanted.memory_space
-        if is_moved or (place is not None and kind_of_space(wanted) is not None):
-            kind = core.mem_space_to_kind(wanted.memory_space)
-            operand = mlir.wrap_with_memory_kind(ctx.module_context, operand, kind, wanted)
+    for operand, place, source, target in zip(operands, devices, ctx.avals_in, ctx.avals_out, strict=True):
+        is_moved = source.memory_space != target.memory_space
+        if is_moved or (place is not None and kind_of_space(target) is not None):
+            kind = core.mem_space_to_kind(target.memory_space)
+            operand = mlir.wrap_with_memory_kind(ctx.module_context, operand, kind, target)
             # Passes neither drop nor merge operations with effects; XLA gets the attribute back.
             operand.owner.attributes["has_side_effect"] = ir.BoolAttr.get(False)
         moved.append(operand)
@@ -304,7 +304,7 @@ def references_from_outside(jaxpr: Any) -> Iterator[str]:
 def references_of_loops(jaxpr: Any) -> Iterator[tuple[str, str]]:
     """Yields the loops over microbatches that write references from outside of them, with the lines."""
     for inner in _jaxprs(jaxpr):
-        known = {*inner.constvars, *inner.invars}
+        defined = {*inner.constvars, *inner.invars}
         outside: frozenset[Any] = frozenset()
         loop = ""
         for equation in inner.eqns:
@@ -312,12 +312,12 @@ def references_of_loops(jaxpr: Any) -> Iterator[tuple[str, str]]:
             if equation.primitive is _metadata.xla_metadata_call_p:
                 call = CallMetadata.of_strings(dict(equation.params["xla_metadata"]))
             if call.mark in ("carry", "split") and not loop:
-                loop, outside = call.name, frozenset(known)
+                loop, outside = call.name, frozenset(defined)
             elif call.loop is not None and call.mark is None:
                 loop = ""
             if loop and any(reference in outside for reference in _written(equation)):
                 yield loop, _line(equation)
-            known.update(equation.outvars)
+            defined.update(equation.outvars)
 
 
 def _written(equation: Any) -> Iterator[Any]:
@@ -456,9 +456,9 @@ def _partial_eval_placed_call(
     Without such a rule JAX stages the whole call, with its non-linear equations, into the function that it
     transposes then, and `jax.checkpoint` around a placed call fails.
     """
-    known = [t.is_known() for t in tracers]
+    are_known = [t.is_known() for t in tracers]
     first, linear = _metadata_of_halves(xla_metadata, ad_metadata)
-    unknown = [not k for k in known]
+    unknown = [not k for k in are_known]
     known_jaxpr, unknown_jaxpr, unknown_outs, residual_avals, forwarded = pe.partial_eval_jaxpr_nounits_fwd(
         jaxpr, tuple(unknown), instantiate=False
     )
@@ -469,7 +469,7 @@ def _partial_eval_placed_call(
     # A residual that is an operand of the call is passed on as it is, not returned as another array.
     residuals = subs_list(forwarded, [*jaxpr.consts, *known_values], residuals)
     residual_tracers = [trace.new_instantiated_const(r) for r in residuals]
-    unknown_tracers = [trace.instantiate_const(t) for t, k in zip(tracers, known, strict=True) if not k]
+    unknown_tracers = [trace.instantiate_const(t) for t, k in zip(tracers, are_known, strict=True) if not k]
     out_tracers = [
         pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals
     ]
@@ -581,9 +581,9 @@ def _remat_call(trace: Any, *operands: Any, jaxpr: Any, **params: Any) -> tuple[
     call = _metadata.xla_metadata_call_p
     first, again, forwarded = remat.remat_jaxpr(jaxpr, trace.policy, trace.custom_vjp_rules, allow_fwds=True)
     results = call.bind(*operands, jaxpr=first, **params)
-    results, own = split_list(results, [len(jaxpr.out_avals)])
+    results, extra = split_list(results, [len(jaxpr.out_avals)])
     # A residual that is a result of the call is not returned a second time.
-    residuals = subs_list(forwarded, results, own)
+    residuals = subs_list(forwarded, results, extra)
 
     def repeat(residuals: Sequence[Any], *operands: Any) -> list[Any]:
         return call.bind(*residuals, *operands, jaxpr=again, **params)
@@ -618,8 +618,8 @@ def _check_call(
         avals = map(core.typeof, operands)
         own_ctx = checkify.CheckifyContext()
         checked, tree, _ = checkify.jaxpr_to_checkify_jaxpr(own_ctx, jaxpr, enabled, none, *avals)
-        found, results = jax.tree.unflatten(tree, call.bind(*operands, jaxpr=checked, **params))
-        leaves, tree = jax.tree.flatten(found)
+        errors, results = jax.tree.unflatten(tree, call.bind(*operands, jaxpr=checked, **params))
+        leaves, tree = jax.tree.flatten(errors)
         # As if the errors had been found outside: with numbers that no other check has.
         error, _ = checkify.check_discharge_rule(ctx, error, enabled, *leaves, err_tree=tree, debug=False)
         return error, results

@@ -63,8 +63,10 @@ def describe_memory(module: ir.Module, arguments: Sequence[str | None], results:
     inputs, outputs = argument_attrs(main), result_attrs(main)
     kinds = [jax_internals.kind_of_space(aval) for aval in results]
     # Tokens of ordered effects precede both.
-    for attrs, own in ((inputs, arguments), (outputs, kinds)):
-        for entry, kind in zip(attrs, [*[None] * (len(attrs) - len(own)), *own], strict=True):
+    for attrs, kinds_of_entries in ((inputs, arguments), (outputs, kinds)):
+        for entry, kind in zip(
+            attrs, [*[None] * (len(attrs) - len(kinds_of_entries)), *kinds_of_entries], strict=True
+        ):
             entry.pop(names.MEMORY_KIND, None)
             if kind is not None:
                 entry[names.MEMORY_KIND] = ir.StringAttr.get(kind)
@@ -106,10 +108,10 @@ def check_arguments(program: str, paths: Sequence[str], kinds: Sequence[str | No
       ValueError: they do not; names the argument.
     """
     for path, kind in zip(paths, kinds, strict=True):
-        if kind is not None and kind not in (known := memory_kinds()):
+        if kind is not None and kind not in (available := memory_kinds()):
             raise ValueError(
                 f"program '{program}': argument {path} is in {kind} memory, but {_devices()} have only "
-                f"{', '.join(known)} memory"
+                f"{', '.join(available)} memory"
             )
 
 
@@ -120,14 +122,14 @@ def check_values(program: str, jaxpr: Any) -> None:
       ValueError: the types of JAX do not tell the memory, or devices lack it; names the memory and the line.
     """
     for kind, line in jax_internals.values_in_memory(jaxpr):
-        what = f"program '{program}': the value computed at {line} is put into {kind} memory"
+        subject = f"program '{program}': the value computed at {line} is put into {kind} memory"
         if kind != names.HOST_MEMORY:
             raise ValueError(
-                f"{what}, but inside of programs values are in device or {names.HOST_MEMORY} memory: use "
+                f"{subject}, but inside of programs values are in device or {names.HOST_MEMORY} memory: use "
                 "jax.memory.Space.Host"
             )
-        if kind not in (known := memory_kinds()):
-            raise ValueError(f"{what}, but {_devices()} have only {', '.join(known)} memory")
+        if kind not in (available := memory_kinds()):
+            raise ValueError(f"{subject}, but {_devices()} have only {', '.join(available)} memory")
 
 
 def _devices() -> str:

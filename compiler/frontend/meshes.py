@@ -22,11 +22,11 @@ def is_of_types(mesh: Any) -> bool:
     return any(kind != jax.sharding.AxisType.Auto for kind in mesh.axis_types)
 
 
-def refuse_mesh(what: str, leaves: Iterable[Any]) -> None:
+def refuse_mesh(subject: str, leaves: Iterable[Any]) -> None:
     """Rejects a call of a placed function inside a `shard_map`, or under explicit sharding.
 
     Args:
-      what: the name of the function in messages.
+      subject: the subject of messages: the function.
       leaves: its arguments.
 
     Raises:
@@ -37,7 +37,7 @@ def refuse_mesh(what: str, leaves: Iterable[Any]) -> None:
     for mesh in (jax.sharding.get_abstract_mesh(), *map(_mesh_of, tracers)):
         if is_of_types(mesh):
             raise ValueError(
-                f"{what}, is called on {mesh}, but it brings the mesh of its slice: put jax.shard_map and "
+                f"{subject}, is called on {mesh}, but it brings the mesh of its slice: put jax.shard_map and "
                 "explicit sharding inside placed functions"
             )
 

@@ -22,13 +22,13 @@ def abstract_mesh(virtual: VirtualSlice) -> Any:
     return jax.sharding.AbstractMesh(virtual.shape, virtual.axis_names, axis_types=kinds)
 
 
-def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
+def flat_specs(specs: Any, tree: Any, subject: str) -> list[Spec]:
     """Returns one spec for each leaf of a tree.
 
     Args:
       specs: a tree of `PartitionSpec`s or None that is a prefix of `tree`.
       tree: the arrays.
-      what: the name of the specs in messages, such as "in_shardings of 'f'".
+      subject: the subject of messages, such as "in_shardings of 'f'".
 
     Raises:
       TypeError: a leaf is of another type, such as a sharding over physical devices.
@@ -37,21 +37,21 @@ def flat_specs(specs: Any, tree: Any, what: str) -> list[Spec]:
     for leaf in jax.tree.leaves(specs, is_leaf=is_spec):
         if isinstance(leaf, NamedSharding):
             raise TypeError(
-                f"{what}: {leaf} names physical devices, but a slice gets its devices only when the program "
-                "is loaded; give the PartitionSpec alone"
+                f"{subject}: {leaf} names physical devices, but a slice gets its devices only when the "
+                "program is loaded; give the PartitionSpec alone"
             )
         if leaf is not None and not isinstance(leaf, PartitionSpec):
-            raise TypeError(f"{what}: expected a PartitionSpec or None, got {type(leaf).__name__}")
+            raise TypeError(f"{subject}: expected a PartitionSpec or None, got {type(leaf).__name__}")
         if leaf is not None and PartitionSpec.UNCONSTRAINED in leaf:
             raise ValueError(
-                f"{what}: {leaf} leaves a dimension unconstrained, which needs with_sharding_constraint"
+                f"{subject}: {leaf} leaves a dimension unconstrained, which needs with_sharding_constraint"
             )
     try:
         return flat_prefix(specs, tree, is_leaf=is_spec)
     except ValueError as error:
         why = _why_no_prefix(specs, tree) or str(error)
-        message = why.replace("broadcast_prefix prefix_tree", what.split()[0])
-        raise ValueError(f"{what} do not match what they describe: {message}") from None
+        message = why.replace("broadcast_prefix prefix_tree", subject.split()[0])
+        raise ValueError(f"{subject} do not match what they describe: {message}") from None
 
 
 def _why_no_prefix(specs: Any, tree: Any) -> str | None:
@@ -63,17 +63,17 @@ def _why_no_prefix(specs: Any, tree: Any) -> str | None:
     return None
 
 
-def positional_only(named: Collection[str], what: str) -> None:
+def positional_only(named: Collection[str], subject: str) -> None:
     """Rejects arguments by name if specs are given by position, like `jax.jit`.
 
     Raises:
       ValueError: there are such arguments; names them.
     """
     if named:
-        raise ValueError(f"{what} describe positional arguments, but {', '.join(named)} is given by name")
+        raise ValueError(f"{subject} describe positional arguments, but {', '.join(named)} is given by name")
 
 
-def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, what: str) -> None:
+def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, subject: str) -> None:
     """Checks a spec against an array and the mesh of its slice.
 
     Raises:
@@ -83,7 +83,7 @@ def checked(spec: Spec, shape: Sequence[int], virtual: VirtualSlice, what: str) 
         mesh = Mesh(tuple(zip(virtual.axis_names, virtual.shape, strict=True)))
         problem = dims_of(spec).problem(shape, mesh)
         if problem:
-            raise ValueError(f"{what} is {spec} on slice {virtual.name}: {problem}")
+            raise ValueError(f"{subject} is {spec} on slice {virtual.name}: {problem}")
 
 
 def dims_of(spec: PartitionSpec) -> Sharding:

@@ -79,7 +79,7 @@ def trace(
 
     Raises:
       UnexpectedTracerError: the function closes over a tracer of another trace.
-      TypeError: the function returns a value that is no array.
+      TypeError: the function returns a value that is not an array.
       ValueError: the function mentions a sharding over a mesh that is not a slice's.
       Exceptions of the function itself pass through.
     """
@@ -116,8 +116,8 @@ def trace(
             # A single spec for all results needs no tree: a registered node may not accept one of numbers.
             numbers = range(out_tree.num_leaves)
             results = list(numbers) if is_spec(options.out_shardings) else out_tree.unflatten(numbers)
-            what = f"out_shardings of program '{name}'"
-            annotate.describe_results(module, flat_specs(options.out_shardings, results, what))
+            subject = f"out_shardings of program '{name}'"
+            annotate.describe_results(module, flat_specs(options.out_shardings, results, subject))
     interface = Interface(
         slices=slices,
         argument_paths=paths,
@@ -156,9 +156,9 @@ def _check_exported(program: str, jaxpr: Any) -> None:
     """Rejects functions that were exported for more than one device, in an order that no slice has yet."""
     for exported, line in jax_internals.exported_functions(jaxpr):
         if exported.nr_devices > 1:
-            where = f", called at {line}," if line else ""
+            place = f", called at {line}," if line else ""
             raise ValueError(
-                f"program '{program}': the function '{exported.fun_name}'{where} was exported for "
+                f"program '{program}': the function '{exported.fun_name}'{place} was exported for "
                 f"{exported.nr_devices} devices, but a slice gets its devices only when the program is "
                 "loaded: export it for one device, from arguments without shardings and with no mesh inside, "
                 "and shard it by in_shardings and out_shardings of pw.jit"
@@ -166,7 +166,7 @@ def _check_exported(program: str, jaxpr: Any) -> None:
 
 
 def _check_results(program: str, traced: Any) -> None:
-    """Checks that a program returns arrays, and no value of a type of the user's own."""
+    """Checks that a program returns arrays, and no value of a user's type."""
     _, paths = unsealed(traced.out_tree)
     for path, aval in zip(paths, traced.jaxpr.out_avals, strict=True):
         if not isinstance(aval, jax.core.ShapedArray):
@@ -232,14 +232,14 @@ def _check_shardings(program: str, jaxpr: Any, slices: Iterable[VirtualSlice]) -
     """Rejects shardings over physical devices, and over meshes that no slice has."""
     meshes = {(virtual.axis_names, virtual.shape) for virtual in slices}
     for sharding, line in jax_internals.named_shardings(jaxpr):
-        mesh, where = sharding.mesh, f" at {line}" if line else ""
+        mesh, place = sharding.mesh, f" at {line}" if line else ""
         if isinstance(mesh, jax.sharding.Mesh):
             raise ValueError(
-                f"program '{program}': {sharding}{where} names physical devices, but a slice gets them "
+                f"program '{program}': {sharding}{place} names physical devices, but a slice gets them "
                 "only when the program is loaded; inside a placed function give the PartitionSpec alone"
             )
         if not mesh.empty and (mesh.axis_names, mesh.axis_sizes) not in meshes:
             raise ValueError(
-                f"program '{program}': {sharding}{where} is over a mesh that no slice of the program has; "
+                f"program '{program}': {sharding}{place} is over a mesh that no slice of the program has; "
                 "inside a placed function give the PartitionSpec alone"
             )

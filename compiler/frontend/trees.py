@@ -1,7 +1,7 @@
 """Trees for tracing, which build registered nodes of users from arrays and tracers only.
 
 JAX takes the structure of a traced tree and rebuilds it with metadata of each leaf, such as `ArgInfo`. But a
-node may compute with its children when it is created, or reject a child that is no array.
+node may compute with its children when it is created, or reject a child that is not an array.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def flat_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = 
     """Returns the leaf of a prefix that applies to each leaf of a tree.
 
     Args:
-      prefix: a tree whose leaves each stand for a subtree of the other one.
+      prefix: a tree whose leaves each represent a subtree of the other one.
       is_leaf: a predicate of leaves of the prefix, besides the usual ones.
 
     Raises:
-      ValueError: it is no prefix.
+      ValueError: it is not a prefix.
     """
     structure: Any
     leaves, structure = jax.tree.flatten(prefix, is_leaf=is_leaf)

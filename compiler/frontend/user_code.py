@@ -40,7 +40,7 @@ def symbol_of(fun: Callable[..., Any]) -> str:
     return symbol(getattr(fun, "__name__", type(fun).__name__))
 
 
-def documentation_of(fun: Callable[..., Any], what: str) -> str:
-    """Returns the documentation of an object that wraps a function: the function's own, or else `what`."""
-    own = inspect.getdoc(fun) if inspect.isroutine(fun) else None
-    return own or what
+def documentation_of(fun: Callable[..., Any], default: str) -> str:
+    """Returns the documentation of an object that wraps a function: the function's, or else `default`."""
+    docstring = inspect.getdoc(fun) if inspect.isroutine(fun) else None
+    return docstring or default
