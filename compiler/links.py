@@ -97,16 +97,16 @@ def measure_links() -> Links:
     return Links(pairs)
 
 
-def _measure(one: str, other: str) -> IslandLink:
-    with _slices(one, other) as slices:
-        here, there = (jit(_increment, devices=slice) for slice in slices)
-        alone = _seconds(_chain([here]), np.zeros(1, np.float32))
-        around = _seconds(_chain([here, *[there, here] * (_HOPS // 2)]), np.zeros(1, np.float32))
+def _measure(source: str, target: str) -> IslandLink:
+    with _slices(source, target) as slices:
+        home, away = (jit(_increment, devices=slice) for slice in slices)
+        alone = _seconds(_chain([home]), np.zeros(1, np.float32))
+        around = _seconds(_chain([home, *[away, home] * (_HOPS // 2)]), np.zeros(1, np.float32))
         # Dispatch of a call and the wait for its result are in both times, and cancel out.
         latency = max(0.0, around - alone) / _HOPS
-        large = _chain([here])(np.zeros(_BYTES // 4, np.float32))
+        large = _chain([home])(np.zeros(_BYTES // 4, np.float32))
         # A new array for each call: the runtime caches copies of arguments where they were sent.
-        moved = _seconds(_chain([here, there]), jax.block_until_ready(large))
+        moved = _seconds(_chain([home, away]), jax.block_until_ready(large))
         return IslandLink(latency, _BYTES / max(moved - alone - latency, 1e-6))
 
 

@@ -45,7 +45,7 @@ def load(
       path: the file.
       trust: whether to trust the file as you would a Python module. Only then is native code in it used,
         and custom calls are allowed that JAX does not emit by itself. Without it the file is first examined
-        in a process of its own, and its program is compiled.
+        in another process, and its program is compiled.
       slices: your slices for slices of the bundle, by their names there, so that programs can share them. New
         ones are added for the rest.
 
@@ -53,7 +53,7 @@ def load(
       The program, to be called like a `Compiled`.
 
     Raises:
-      BundleError: the file is no bundle, damaged, of another version or platform, or needs `trust`.
+      BundleError: the file is not a bundle, damaged, of another version or platform, or needs `trust`.
       ResourceError: the cluster has too few devices.
       CompileError: XLA rejected a computation.
     """
@@ -104,21 +104,21 @@ def load_bundle(
         return LoadedProgram(bundle, served, interface, (0, compiled))
     ports = {"": (interface, signature)} if calls is None else subprogram_ports(calls, interface, None)
     executables: dict[str, ProgramExecutable] = {}
-    pairs, found = 0, 0
+    pairs, reused = 0, 0
     for name, part in stored.sub_programs.items():
-        own, types = ports[name]
-        program = Scheduled(part.module, part.plan, own, types, stored=part.stored)
+        part_interface, types = ports[name]
+        program = Scheduled(part.module, part.plan, part_interface, types, stored=part.stored)
         bindings = program.bind()
         is_local = controller() is None
         code = _matching_code(bundle, name, part.plan, bindings) if trust and is_local else {}
         executables[name] = load_program(program, bindings, code)
         pairs += len(_launched(part.plan))
-        found += len(code)
-    whole = executables.get("") if calls is None else None
+        reused += len(code)
+    executable = executables.get("") if calls is None else None
     if calls is not None:
-        whole = ChunkedExecutable(calls, executables, interface, signature, manifest.name)
-    assert whole is not None
-    return LoadedProgram(bundle, whole, interface, (found, pairs - found))
+        executable = ChunkedExecutable(calls, executables, interface, signature, manifest.name)
+    assert executable is not None
+    return LoadedProgram(bundle, executable, interface, (reused, pairs - reused))
 
 
 def _load_by_server(
@@ -133,12 +133,12 @@ def _load_by_server(
 
 def _check_memory(bundle: Bundle) -> None:
     """Checks that devices have the memory of all arguments and results."""
-    known = memory_kinds()
+    available = memory_kinds()
     for leaf in (*bundle.manifest.arguments, *bundle.manifest.results):
-        if leaf.memory_kind is not None and leaf.memory_kind not in known:
+        if leaf.memory_kind is not None and leaf.memory_kind not in available:
             raise BundleError(
                 f"{bundle.path}: '{leaf.name}' is in {leaf.memory_kind} memory, but {cluster().platform} "
-                f"devices have only {', '.join(known)} memory"
+                f"devices have only {', '.join(available)} memory"
             )
 
 
@@ -324,13 +324,13 @@ class LoadedProgram(Bound):
 
     def _numbers(self, names: Sequence[str]) -> list[int]:
         """Returns the position of each argument in a list of names."""
-        own = self._interface.argument_paths
+        paths = self._interface.argument_paths
         positions = {name: n for n, name in enumerate(names)}
-        missing = [name for name in own if name not in positions]
-        known = set(own)
-        unknown = [name for name in names if name not in known]
+        missing = [name for name in paths if name not in positions]
+        expected = set(paths)
+        unknown = [name for name in names if name not in expected]
         for problem, wrong in (("needs", missing), ("does not take", unknown)):
             if wrong:
                 more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
                 raise TypeError(f"program '{self.name}' {problem} an argument {', '.join(wrong[:3])}{more}")
-        return [positions[name] for name in own]
+        return [positions[name] for name in paths]

@@ -98,7 +98,7 @@ class PlacedFunction[**P, R](ProcessBound):
                 without_handles((passed, named), f"'{self.name}', placed on {self.devices.name},")
             )
             try:
-                # Outside of the call, which then has no residuals besides those that its backward reads.
+                # Outside of the call, which then has no residuals except values that its backward reads.
                 return results_off_mesh(call(*passed, **named))
             except Exception as error:
                 error.add_note(f"'{self.name}', placed on {self.devices.name}, got {_types(passed, named)}")
@@ -134,14 +134,14 @@ class PlacedFunction[**P, R](ProcessBound):
 
         return body
 
-    def _constrain(self, tree: Any, specs: Any, which: str) -> Any:
-        what = f"{which} of '{self.name}'"
+    def _constrain(self, tree: Any, specs: Any, option: str) -> Any:
+        subject = f"{option} of '{self.name}'"
         leaves, structure = jax.tree.flatten(tree)
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
         constrained = []
-        for leaf, path, spec in zip(leaves, paths, flat_specs(specs, tree, what), strict=True):
+        for leaf, path, spec in zip(leaves, paths, flat_specs(specs, tree, subject), strict=True):
             if spec is not None:
-                checked(spec, jnp.shape(leaf), self.devices, f"{what} at {path or 'the result'}")
+                checked(spec, jnp.shape(leaf), self.devices, f"{subject} at {path or 'the result'}")
                 leaf = jax.lax.with_sharding_constraint(leaf, spec)
             constrained.append(leaf)
         return jax.tree.unflatten(structure, constrained)

@@ -202,7 +202,9 @@ class Program[**P, R](ProcessBound):
         leaves = self._leaves(args, kwargs)
         with self._compiling:
             candidates = self._candidates(leaves, signature.tree, signature.static)
-            executable = next((one for one in candidates if one.accepts_types(signature)), None)
+            executable = next(
+                (candidate for candidate in candidates if candidate.accepts_types(signature)), None
+            )
             if executable is None:
                 executable = self._load(leaves, args, kwargs)
         return executable
@@ -263,16 +265,18 @@ class Program[**P, R](ProcessBound):
     def _load(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramExecutable:
         """Compiles the program, or loads it again if the hosts of an equal executable were lost; caches it.
 
-        Under `jax.disable_jit` each call runs the user's Python, so that no other call may use it.
+        Under `jax.disable_jit` each call runs the user's Python, so no executable is cached.
         """
-        kept = [one for one in self._executables if not one.is_lost or one.is_restorable]
-        lost = [one for one in kept if one.is_lost]
+        usable = [cached for cached in self._executables if not cached.is_lost or cached.is_restorable]
+        lost = [cached for cached in usable if cached.is_lost]
         signature = self._signature(args, kwargs) if lost else None
         restored = next(
             (
-                one
-                for one in lost
-                if signature and one.has_signature(signature) and one.is_at_home(range(len(leaves)), leaves)
+                cached
+                for cached in lost
+                if signature
+                and cached.has_signature(signature)
+                and cached.is_at_home(range(len(leaves)), leaves)
             ),
             None,
         )
@@ -281,7 +285,7 @@ class Program[**P, R](ProcessBound):
         else:
             executable = self.lower(*args, **kwargs).load(strict=True)
         if not jax.config.jax_disable_jit:
-            self._executables = [*(one for one in kept if one is not restored), executable]
+            self._executables = [*(cached for cached in usable if cached is not restored), executable]
         return executable
 
     def _abstract_call(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -365,9 +369,9 @@ class Program[**P, R](ProcessBound):
         if self._in_shardings is None:
             return []
         dynamic, named, _ = self._conventions.split_static(args, kwargs)
-        what = f"in_shardings of program '{self.name}'"
-        positional_only(named, what)
-        return flat_specs(self._in_shardings, dynamic, what)
+        subject = f"in_shardings of program '{self.name}'"
+        positional_only(named, subject)
+        return flat_specs(self._in_shardings, dynamic, subject)
 
 
 def _type_of(leaf: Any) -> Any:

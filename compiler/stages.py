@@ -208,8 +208,8 @@ class ChunkedLowered(Lowered):
         self._subprograms: dict[str, Lowered] = {}
         for module in parts_of(forms.scheduled):
             name = symbol_name(module.operation.opview) or ""
-            own = Forms(f"{forms.name}_{name}", copy_of(module), {}, ())
-            self._subprograms[name] = Lowered(own, *ports[name], **more)
+            subforms = Forms(f"{forms.name}_{name}", copy_of(module), {}, ())
+            self._subprograms[name] = Lowered(subforms, *ports[name], **more)
         chunk = self._subprograms[self._calls.repeated]
         super().__init__(forms, interface, signature, **more)
         self._interface = dataclasses.replace(interface, slices=chunk.slices)
@@ -329,10 +329,10 @@ class Bound(ProcessBound):
           *args: the first positional arguments of a call, in any number; static ones are left out.
 
         Returns:
-          As many, with arrays in place of arrays and numbers. An array that is in place already is not
-          copied,
-            unless the slice may share its devices (`overlap=True`). Copies stay valid when the original
-            arrays are donated. A copy of a NumPy array above 64 KiB may share its memory.
+          As many arrays. An array that is in place already is not copied, unless the slice may share its
+            devices (`overlap=True`). Copies stay valid when the original arrays are donated. A copy of a
+            NumPy array above 64 KiB may share its memory.
+
         Raises:
           TypeError: an argument has not the expected shape, dtype or structure.
 
@@ -344,11 +344,11 @@ class Bound(ProcessBound):
           ```
         """
         leaves, tree = jax_internals.flatten(args)
-        whole, _ = self.executable.tree.children()
-        wanted = whole.children()[: len(args)]
-        if tree.children() != wanted:
+        structure, _ = self.executable.tree.children()
+        expected = structure.children()[: len(args)]
+        if tree.children() != expected:
             raise TypeError(
-                f"program '{self.executable.name}' takes arguments of structure {whole}, but {tree} "
+                f"program '{self.executable.name}' takes arguments of structure {structure}, but {tree} "
                 "is not a prefix of it"
             )
         return tree.unflatten(self.executable.put_arguments(dict(enumerate(leaves)), copy=True).values())
@@ -506,7 +506,7 @@ class _ProgramReloader:
     Attributes:
       module: the program as JAX lowers it, of one replica.
       scheduled: the last form of the program for numbers of replicas that it was lowered for.
-      interface: its arguments, results and slices, those of the first replica.
+      interface: its arguments, results and slices, of the first replica.
       more: further arguments of `Lowered`.
     """
 

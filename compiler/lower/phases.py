@@ -50,9 +50,9 @@ class Forms:
         Raises:
           ValueError: the phase does not exist, or the program started in a later form.
         """
-        known = tuple(dict.fromkeys((*self.bytecode, *PHASES)))
-        if phase not in known:
-            near = did_you_mean(phase, known) or f"; the phases are {', '.join(known)}"
+        names = tuple(dict.fromkeys((*self.bytecode, *PHASES)))
+        if phase not in names:
+            near = did_you_mean(phase, names) or f"; the phases are {', '.join(names)}"
             raise ValueError(f"unknown phase '{phase}'{near}")
         if phase not in self.bytecode:
             first = next(iter(self.bytecode), None)

@@ -37,18 +37,18 @@ def why_not_pipelined(module: ir.Module, schedule: str | None) -> Iterator[str]:
     reported: set[tuple[str, ...]] = set()
     for loop in loops:
         places = sorted(slices.get(loop.sym_name, ()))
-        what = f"pw.accumulate of '{loop.sym_name}'"
+        subject = f"pw.accumulate of '{loop.sym_name}'"
         # Replicas have the placement of the first of them.
         if loop.count == 1 or tuple(places) in reported or loop.replica_of is not None:
             continue
         # A loop with iterations stands in the module once for each of them after unrolling.
         reported.add(tuple(places))
         if not places:
-            yield f"{what} calls no pw.jit function: nothing is pipelined"
+            yield f"{subject} calls no pw.jit function: nothing is pipelined"
         elif len(places) == 1 and (schedule or loop.schedule):
-            yield f"{what} calls functions on slice {places[0]} alone: nothing is pipelined"
+            yield f"{subject} calls functions on slice {places[0]} alone: nothing is pipelined"
         elif len(places) > 1 and not (schedule or loop.schedule):
             yield (
-                f"{what} has no schedule, so that its microbatches run one after the other: give pw.program "
-                "schedule='1f1b', for example"
+                f"{subject} has no schedule, so that its microbatches run one after the other: give "
+                "pw.program schedule='1f1b', for example"
             )

@@ -28,14 +28,14 @@ class LoweringProgress:
 
     def before_pass(self, item: Item, module: ir.Module) -> None:
         """Shows the next pass, if it is time for that."""
-        what = item_name(item)
+        activity = item_name(item)
         is_due = time.monotonic() - self._began >= PATIENCE_S
         if isinstance(item, UnrollMicrobatches):
             iterations = max((loop.iterations for loop in ops_named(module, ["pw.loop"])), default=0)
             if iterations >= MANY_ITERATIONS:
-                what, is_due = f"unrolling a loop of {iterations:,} iterations", True
+                activity, is_due = f"unrolling a loop of {iterations:,} iterations", True
         if is_due:
-            self._line.write(f"pathways: lowering program '{self._program}': {what} ...")
+            self._line.write(f"pathways: lowering program '{self._program}': {activity} ...")
 
     def close(self) -> None:
         """Removes the line from a terminal."""

@@ -32,9 +32,9 @@ def python_call_of(module: ir.Module, computation: str) -> str:
                 target = op.attributes["call_target_name"].value
                 if "callback" in target:
                     return _described(op.operation.location, target)
-            found = [symbol for symbol in referenced_symbols(op) if symbol not in seen]
-            seen.update(found)
-            pending += found
+            new = [symbol for symbol in referenced_symbols(op) if symbol not in seen]
+            seen.update(new)
+            pending += new
     return "a host callback"
 
 
@@ -46,10 +46,10 @@ def _described(location: ir.Location, target: str) -> str:
     position = position_of(location)
     if position is None:
         return called
-    where = f"{called} at {position.file}:{position.line}"
-    # The innermost name is that of the function with the line.
+    place = f"{called} at {position.file}:{position.line}"
+    # The innermost name names the function with the line.
     function = names[-1].rpartition("<locals>.")[2] if names else primitive
-    return where if function == primitive else f"{where} in {function}"
+    return place if function == primitive else f"{place} in {function}"
 
 
 def _names_of(location: ir.Location) -> list[str]:

@@ -30,11 +30,11 @@ def schedule_ifrt(bytecode: bytes, devices: Sequence[Any], platform: str) -> Mpm
 
     Args:
       bytecode: a module in IFRT IR.
-      devices: the devices that it numbers from 0; slices share those that are listed twice.
+      devices: the devices that it numbers from 0; slices share a device that is listed twice.
       platform: the platform of the devices.
 
     Raises:
-      ProgramError: it is no such module, or cannot run on slices; names the operation or argument.
+      ProgramError: it is not in IFRT IR, or cannot run on slices; names the operation or argument.
       StatusError: a computation is not allowed for clients.
     """
     context = make_context()

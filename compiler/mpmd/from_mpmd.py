@@ -72,7 +72,7 @@ def lower_partitioned(
     in_tree = jax.tree_util.treedef_tuple([program.in_tree, jax.tree.structure({})])
     keys = keys_of(in_tree)
     paths = argument_paths(keys)
-    overlapping = [name for name, one in virtual.items() if one.overlap]
+    overlapping = [name for name, slice_ in virtual.items() if slice_.overlap]
     forms = run_phases(parse(program, paths, overlapping), program.name, Options(fuse=fuse))
     symbols = [op.sym_name for op in ops_named(forms.scheduled, ["pw.slice"])]
     in_avals = tuple(jax.core.ShapedArray(info.shape, info.dtype) for info in program.arguments)

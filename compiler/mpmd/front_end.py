@@ -29,8 +29,8 @@ class Partitioned:
       exported: the module with the shardings of arguments and results; None if it is the same.
       topology: the mesh of each name.
       in_tree: the structure of the positional arguments.
-      arguments: `jax.stages.ArgInfo` of each flat argument, including those that JAX has dropped.
-      kept: the numbers of the arguments that the module has, in its order, after the constants.
+      arguments: `jax.stages.ArgInfo` of each flat argument, including arguments that JAX has dropped.
+      argument_numbers: the numbers of the arguments that the module has after its constants, in order.
       constants: the arrays that the function closes over and that are arguments of the module.
       out_tree: the structure of the results.
       out_avals: the abstract value of each result.
@@ -43,7 +43,7 @@ class Partitioned:
     topology: Mapping[str, jax.sharding.Mesh]
     in_tree: Any
     arguments: Sequence[Any]
-    kept: Sequence[int]
+    argument_numbers: Sequence[int]
     constants: Sequence[Any]
     out_tree: Any
     out_avals: Sequence[Any]
@@ -68,8 +68,8 @@ def read_front_end(program: Any) -> Partitioned:
 
 def _is(program: Any, module: str, name: str) -> bool:
     """Returns whether an object is of a class of the front end, which is imported if so."""
-    found = sys.modules.get(f"{_PACKAGE}.{module}")
-    return found is not None and isinstance(program, getattr(found, name))
+    imported = sys.modules.get(f"{_PACKAGE}.{module}")
+    return imported is not None and isinstance(program, getattr(imported, name))
 
 
 def _of_lowered(
@@ -77,7 +77,7 @@ def _of_lowered(
 ) -> Partitioned:
     constants = list(lowered.const_args)
     arguments = jax.tree.leaves(lowered.args_info)
-    kept = sorted(
+    numbers = sorted(
         number - len(constants) for number in lowered.kept_inputs_indices if number >= len(constants)
     )
     return Partitioned(
@@ -87,7 +87,7 @@ def _of_lowered(
         topology=dict(lowered.topology),
         in_tree=lowered.input_tree,
         arguments=arguments,
-        kept=kept,
+        argument_numbers=numbers,
         constants=constants,
         out_tree=lowered.output_tree,
         out_avals=[

@@ -68,10 +68,10 @@ def _state_layouts(main: ir.OpView, exported: ir.OpView) -> None:
 def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
     """Returns the function with the arguments that JAX has dropped, which nothing reads."""
     hidden, count = len(program.constants), len(program.arguments)
-    if len(program.kept) == count:
+    if len(program.argument_numbers) == count:
         return main
     old, attrs = body_block(main), dialect.argument_attrs(main)
-    place = {number: hidden + n for n, number in enumerate(program.kept)}
+    place = {number: hidden + n for n, number in enumerate(program.argument_numbers)}
     types, entries, sources = list(main.type.inputs)[:hidden], attrs[:hidden], list(range(hidden))
     for number, argument in enumerate(program.arguments):
         if number in place:
@@ -79,7 +79,7 @@ def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
             entries.append(attrs[place[number]])
             sources.append(place[number])
             continue
-        shape, dtype = _as_taken(argument)
+        shape, dtype = _type_for_computations(argument)
         sizes = "x".join([*map(str, shape), element_name(dtype)])
         # Any mesh will do, since nothing reads the argument.
         mesh = next(iter(program.topology))
@@ -104,12 +104,12 @@ def _with_all_arguments(main: ir.OpView, program: Partitioned) -> ir.OpView:
     return new
 
 
-def _as_taken(argument: Any) -> tuple[tuple[int, ...], str]:
-    """Returns the shape and dtype of an argument for computations; PRNG keys count as their words."""
-    taken = jax.ShapeDtypeStruct(argument.shape, argument.dtype)
+def _type_for_computations(argument: Any) -> tuple[tuple[int, ...], str]:
+    """Returns the shape and dtype of an argument for computations; of PRNG keys, of their words."""
+    type_ = jax.ShapeDtypeStruct(argument.shape, argument.dtype)
     if jax.dtypes.issubdtype(argument.dtype, jax.dtypes.prng_key):
-        taken = jax.eval_shape(jax.random.key_data, taken)
-    return taken.shape, taken.dtype.name
+        type_ = jax.eval_shape(jax.random.key_data, type_)
+    return type_.shape, type_.dtype.name
 
 
 def _describe(main: ir.OpView, program: Partitioned, paths: Sequence[str]) -> None:
@@ -131,13 +131,13 @@ def _hide_constants(module: ir.Module, main: ir.OpView, constants: Sequence[Any]
     """Declares the arrays that the function closes over; callers do not pass them."""
     if not constants:
         return
-    attrs, taken = dialect.argument_attrs(main), set(dialect.symbol_table(module))
+    attrs, symbols = dialect.argument_attrs(main), set(dialect.symbol_table(module))
     ip = ir.InsertionPoint.at_block_begin(module.body)
     for entry, constant in zip(attrs, constants, strict=False):
         array = np.ascontiguousarray(constant)
         element = ir.Type.parse(element_name(array.dtype.name))
-        name = unique_name("k", taken)
-        taken.add(name)
+        name = unique_name("k", symbols)
+        symbols.add(name)
         value = ir.DenseElementsAttr.get(array, type=element, shape=np.shape(constant))
         dialect.ConstantOp.build(sym_name=name, value=value, ip=ip)
         entry[CONSTANT] = ir.FlatSymbolRefAttr.get(name)

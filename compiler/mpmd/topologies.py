@@ -55,11 +55,11 @@ def slices_of(
         if devices is None:
             devices = _sets[key] = make_virtual_device_set()
         for name in missing:
-            known = _slices.get((key, name))
-            if known is None:
+            slice_ = _slices.get((key, name))
+            if slice_ is None:
                 # Meshes of one topology may have common devices, which slices share by `overlap` alone.
                 shared = [device for other in topology if other != name for device in pinned[other]]
-                known = _slices[key, name] = VirtualSlice(
+                slice_ = _slices[key, name] = VirtualSlice(
                     devices,
                     topology[name].devices.shape,
                     topology[name].axis_names,
@@ -67,7 +67,7 @@ def slices_of(
                     overlap=not set(shared).isdisjoint(pinned[name]),
                     pinned=pinned[name],
                 )
-            created[name] = known
+            created[name] = slice_
     return {name: chosen.get(name) or created[name] for name in topology}
 
 

@@ -158,7 +158,7 @@ def test_from_mpmd_closed_over_arrays_are_hidden_arguments(tmp_path):
         topology={"mesh0": jax.sharding.Mesh(jax.devices()[:1], ("x",))},
         in_tree=jax.tree.structure((0, 0)),
         arguments=arguments,
-        kept=(1,),
+        argument_numbers=(1,),
         constants=(constant,),
         out_tree=jax.tree.structure(0),
         out_avals=[jax.core.ShapedArray((4,), np.float32)],

@@ -34,7 +34,7 @@ def partitioned(name: str, form: str) -> Partitioned:
         topology=program.topology(),
         in_tree=jax.tree.structure(tuple(program.args)),
         arguments=jax.tree.leaves(lowered.args_info),
-        kept=sorted(known["kept_var_idx"]),
+        argument_numbers=sorted(known["kept_var_idx"]),
         constants=(),
         out_tree=lowered.out_tree,
         out_avals=out_avals,
