@@ -1,4 +1,4 @@
-"""`pw-bundle` shows what is in a bundle, and checks one without running it."""
+"""`pw-bundle` shows the contents of a bundle, and checks one without running it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _DESCRIPTION = """\
   pw-cluster set lab CLIENT weight=4 priority=1 memory="8 GiB"
                                                change the rules of a client until the cluster ends
   pw-cluster suspend lab CLIENT                dispatch no step of a client; its arrays stay
-  pw-cluster resume lab CLIENT                 go on with a client that is suspended
+  pw-cluster resume lab CLIENT                 dispatch steps of a suspended client again
   pw-cluster drain lab island0 [--grace 60] [--force]
                                                take an island out: its clients move to others while they run
   pw-cluster undrain lab island0               start its workers again
@@ -49,12 +49,12 @@ _MAX_GRACE = 1e6
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    end = given.index("--") if "--" in given else len(given)
-    program = given[end + 1 :]
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    program = words[end + 1 :]
     # The started process itself stays, and no child of it.
-    stays = arguments is not None or "--foreground" in given or given[:1] == ["run"]
-    return command.run(make_parser(), lambda options: _run(options, program), given[:end] if stays else None)
+    stays = arguments is not None or "--foreground" in words or words[:1] == ["run"]
+    return command.run(make_parser(), lambda options: _run(options, program), words[:end] if stays else None)
 
 
 def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
@@ -106,7 +106,9 @@ def make_parser() -> FlagParser:
         "Changes rules of a client until the cluster ends.",
     )
     suspend = parser.add_command("suspend", "CLUSTER CLIENT [flags]", "Dispatches no step of a client.")
-    resume = parser.add_command("resume", "CLUSTER CLIENT [flags]", "Goes on with a suspended client.")
+    resume = parser.add_command(
+        "resume", "CLUSTER CLIENT [flags]", "Dispatches steps of a suspended client again."
+    )
     drain = parser.add_command(
         "drain",
         "CLUSTER ISLAND [flags]",
@@ -196,7 +198,7 @@ def make_parser() -> FlagParser:
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="the time after which it leaves, and what is there is lost; default: 60",
+        help="the time after which it leaves, and arrays on it are lost; default: 60",
     )
     drain.add_argument("--force", action="store_true", help="also if slices on it fit nowhere else")
     token.add_argument("-o", dest="output", default="-", metavar="FILE", help="default: standard output")

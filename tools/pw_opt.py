@@ -25,7 +25,7 @@ order (--pw-dce --cse), as a list (-p pw-schedule{policy=program},cse) or as a p
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    # Before flags are read: those that are passes are looked up among all passes.
+    # Before flags are read: the parser looks up flags that are passes among all passes.
     defer_numpy()
     try:
         return command.run(make_parser(), _run, arguments)
@@ -216,8 +216,8 @@ def _passes(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if not registry.is_pass(name):
-            known = [*registry.names(), *registry.BUILTIN_PASSES]
-            raise argparse.ArgumentTypeError(f"no pass is named '{name}'{did_you_mean(name, known)}")
+            candidates = [*registry.names(), *registry.BUILTIN_PASSES]
+            raise argparse.ArgumentTypeError(f"no pass is named '{name}'{did_you_mean(name, candidates)}")
     return names
 
 

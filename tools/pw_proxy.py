@@ -25,16 +25,16 @@ that was lost last. Arrays on an island are DATA_LOSS once it is lost, and new o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; see `command.run`."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    end = given.index("--") if "--" in given else len(given)
-    program = given[end + 1 :]
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    program = words[end + 1 :]
 
     def work(options: argparse.Namespace) -> int:
         return _run(options, program)
 
     # Not in a child process: it gets the signals, and the program is its own child.
-    serves = program or any(argument.startswith("--listen") for argument in given)
-    code = command.run(make_parser(), work, given[:end] if serves or arguments is not None else None)
+    serves = program or any(argument.startswith("--listen") for argument in words)
+    code = command.run(make_parser(), work, words[:end] if serves or arguments is not None else None)
     if arguments is None:
         # Threads of XLA may still run, which it does not expect of a process that ends in other ways.
         sys.stdout.flush()
@@ -71,9 +71,9 @@ def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
 
     of_hosts = {name: getattr(options, name) for name in _OF_HOSTS}
     options.has_hosts = options.hosts is not None or options.launcher == "slurm"
-    given = [name for name, value in of_hosts.items() if value not in (None, False)]
-    if given and not options.has_hosts:
-        raise UserError(f"--{given[0].replace('_', '-')} is for --hosts")
+    flags = [name for name, value in of_hosts.items() if value not in (None, False)]
+    if flags and not options.has_hosts:
+        raise UserError(f"--{flags[0].replace('_', '-')} is for --hosts")
     from pathways.tools.drivers.fronts import proxy as driver
 
     return driver.run(options, program)

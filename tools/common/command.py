@@ -21,8 +21,8 @@ def run(parser: FlagParser, work: Work, arguments: Sequence[str] | None) -> int:
 
     Args:
       work: its work; imports the heavy modules, so that the parent does not.
-      arguments: those of the command line if None, in a process that can report a crash of MLIR or XLA;
-        otherwise the tool runs in this process.
+      arguments: its arguments, with which it runs in this process. By default the command line's: then it
+        runs in a child process, whose parent can report a crash of MLIR or XLA.
     """
     if arguments is None:
         return supervise(parser.prog, lambda: run_here(parser, work, sys.argv[1:]))

@@ -145,7 +145,7 @@ def _read_expectations(source: Source, complain: Complain) -> list[_Expectation]
             waiting.clear()
             last_plain_line = number
             continue
-        kind, is_pattern, where, text = comment.groups()
+        kind, is_pattern, mark, text = comment.groups()
         written_at = Position(source.name, number, comment.start() + 1)
         try:
             pattern = re.compile(_pattern(text) if is_pattern else re.escape(text))
@@ -153,7 +153,7 @@ def _read_expectations(source: Source, complain: Complain) -> list[_Expectation]
             complain(written_at, f"invalid regular expression: {error}")
             continue
         expectation = _Expectation(kind, number, text, pattern, written_at)
-        match where:
+        match mark:
             case "@above":
                 expectation.line = last_plain_line
             case "@below":
@@ -161,7 +161,7 @@ def _read_expectations(source: Source, complain: Complain) -> list[_Expectation]
             case "@unknown":
                 expectation.line = None
             case str():
-                expectation.line = number + int(where[1:])
+                expectation.line = number + int(mark[1:])
         expectations.append(expectation)
     return expectations
 

@@ -75,8 +75,8 @@ def write_output(path: str, data: bytes) -> None:
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        where = "standard output" if path == "-" else f"output file '{path}'"
-        raise UserError(f"cannot write {where}: {_reason(error)}") from None
+        target_name = "standard output" if path == "-" else f"output file '{path}'"
+        raise UserError(f"cannot write {target_name}: {_reason(error)}") from None
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -35,7 +35,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> list[str]:
-        """All flags, with their dashes, those of commands last."""
+        """All flags, with their dashes, the flags of commands last."""
         parsers = (self, *self.commands.values())
         return [flag for parser in parsers for action in parser._actions for flag in action.option_strings]
 

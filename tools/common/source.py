@@ -24,7 +24,7 @@ _OTHER_FORMATS = {
     ".json": "is JSON; traces are for pw-viz --trace, durations for --times",
     ".csv": "is CSV; orders are for pw.program(schedule=...) and pw-schedule{{file=...}}",
 }
-"""Contents of a file that is no MLIR, by its suffix."""
+"""Contents of a file of another kind than MLIR, by its suffix."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def read_source(path: str) -> Source:
 
 
 def parse(source: Source, context: ir.Context) -> ir.Module:
-    """Parses a piece of an input; line numbers are those of the whole file.
+    """Parses a piece of an input; line numbers count from the start of the file.
 
     Raises:
       MLIRError, PassFailure: errors were emitted to the handlers of the context.

@@ -28,7 +28,7 @@ _POLL_INTERVAL_MS = 50
 _SIZE = 4096
 _activity: mmap.mmap | None = None
 """The child's current operation, in memory that the parent can read after a crash; None without a parent."""
-_kept: mmap.mmap | None = None
+_file_of_crash: mmap.mmap | None = None
 """The file that a crash leaves behind, likewise; see `keep_after_crash`."""
 
 
@@ -37,7 +37,7 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
 
     The child is terminated with this process, and when it takes more memory than `memory_limit`.
     """
-    global _activity, _kept
+    global _activity, _file_of_crash
     # XLA and MLIR would log the same error before our one line.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
@@ -47,11 +47,11 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
         return 1
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt_once)
-    shared, kept = mmap.mmap(-1, _SIZE), mmap.mmap(-1, _SIZE)
+    shared, file_of_crash = mmap.mmap(-1, _SIZE), mmap.mmap(-1, _SIZE)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _activity, _kept = shared, kept
+        _activity, _file_of_crash = shared, file_of_crash
         _end_with(parent)
         code = run()
         sys.stdout.flush()
@@ -66,12 +66,12 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
         _, status = os.waitpid(child, 0)
     except KeyboardInterrupt:
         _stop(child)
-        _keep(tool, kept, child, crashed=False)
+        _keep(tool, file_of_crash, child, crashed=False)
         print(f"{tool}: interrupted", file=sys.stderr)
         return 130
     doing = _read(shared) or "starting"
     if not modest:
-        _keep(tool, kept, child, crashed=True)
+        _keep(tool, file_of_crash, child, crashed=True)
         print(
             f"{tool}: error: took more than {_text_of(limit)} of memory while {doing}; {MEMORY_LIMIT} sets "
             "another limit",
@@ -81,12 +81,12 @@ def supervise(tool: str, run: Callable[[], int]) -> int:
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
     number = os.WTERMSIG(status)
-    _keep(tool, kept, child, crashed=number != signal.SIGTERM)
+    _keep(tool, file_of_crash, child, crashed=number != signal.SIGTERM)
     if number == signal.SIGTERM:
         return 128 + number
     # SIGPROF is the signal of the timer in `limit_cpu_seconds`.
-    how = "did not return" if number == signal.SIGPROF else f"crashed ({signal.Signals(number).name})"
-    print(f"{tool}: error: MLIR {how} while {doing}", file=sys.stderr)
+    outcome = "did not return" if number == signal.SIGPROF else f"crashed ({signal.Signals(number).name})"
+    print(f"{tool}: error: MLIR {outcome} while {doing}", file=sys.stderr)
     return 1
 
 
@@ -95,7 +95,7 @@ def memory_limit(environment: Mapping[str, str] = os.environ) -> int:
     none.
 
     Raises:
-      UserError: the environment variable is no size.
+      UserError: the environment variable is not a size.
     """
     text = environment.get(MEMORY_LIMIT)
     if text is None:
@@ -113,10 +113,10 @@ def supervised() -> bool:
     return _activity is not None
 
 
-def doing(what: str) -> None:
+def doing(operation: str) -> None:
     """Notes the operation that a crash from now on would interrupt, such as `running cse`."""
     if _activity is not None:
-        _activity[:] = what.encode(errors="replace")[:_SIZE].ljust(_SIZE, b"\0")
+        _activity[:] = operation.encode(errors="replace")[:_SIZE].ljust(_SIZE, b"\0")
 
 
 def pending(path: str, process: int | None = None) -> Path:
@@ -126,13 +126,13 @@ def pending(path: str, process: int | None = None) -> Path:
 
 def keep_after_crash(path: str) -> None:
     """Makes a crash from now on move `pending(path)` to a path; an empty path turns that off."""
-    if _kept is not None:
-        _kept[:] = os.fsencode(path)[:_SIZE].ljust(_SIZE, b"\0")
+    if _file_of_crash is not None:
+        _file_of_crash[:] = os.fsencode(path)[:_SIZE].ljust(_SIZE, b"\0")
 
 
-def _keep(tool: str, kept: mmap.mmap, child: int, crashed: bool) -> None:
+def _keep(tool: str, file_of_crash: mmap.mmap, child: int, crashed: bool) -> None:
     """Handles the file of an exited child, as the child can no longer do it."""
-    path = os.fsdecode(kept[:].rstrip(b"\0"))
+    path = os.fsdecode(file_of_crash[:].rstrip(b"\0"))
     if not path:
         return
     if not crashed:
@@ -175,8 +175,8 @@ def _end_with(parent: int) -> None:
 def _stays_below(limit: int, child: int) -> bool:
     """Waits until a child exits, or takes more memory than a limit in bytes; returns whether it exited.
 
-    Resident memory counts: address space is no measure, since threads and GPUs reserve much of it. Only Linux
-    reports the memory of another process.
+    Resident memory counts, not address space, of which threads and GPUs reserve much. Only Linux reports the
+    memory of another process.
     """
     if not sys.platform.startswith("linux"):
         return True

@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
 def _verify(bundle: Bundle) -> str:
     with within_allowance(bundle):
         examine(bundle)
-    kept = f"; {len(bundle.executables)} executables not checked" if bundle.executables else ""
-    return f"{bundle.path}: valid ({len(bundle.members)} members{kept})"
+    unchecked = f"; {len(bundle.executables)} executables not checked" if bundle.executables else ""
+    return f"{bundle.path}: valid ({len(bundle.members)} members{unchecked})"
 
 
 def _inspect(bundle: Bundle, options: argparse.Namespace) -> str:
@@ -104,5 +104,5 @@ def _slice_row(
 
 def _leaf_row(leaf: Leaf) -> tuple[str, str, str, str]:
     weak = " (weak)" if leaf.weak_type else ""
-    where = " ".join(leaf.slices) or "unread"
-    return leaf.name, f"{leaf.dtype}{list(leaf.shape)}{weak}", where, "donated" if leaf.donated else ""
+    slices = " ".join(leaf.slices) or "unread"
+    return leaf.name, f"{leaf.dtype}{list(leaf.shape)}{weak}", slices, "donated" if leaf.donated else ""

@@ -45,7 +45,7 @@ class Comparison:
     """Replays of a program by each policy.
 
     Attributes:
-      timelines: by policy, those that fit the program, in the order of step times.
+      timelines: for each policy that fits the program its timeline, in the order of step times.
       refused: for each other policy why it does not fit, or the times that it lacks.
       steady: by policy the time of each of many consecutive steps; empty if not requested.
     """
@@ -173,7 +173,7 @@ def compare(path: str, candidates: Candidates, model: Callable[[Plan], Model]) -
             if candidates.steps > 1:
                 steady[policy] = steady_step_time(plan, of.times, of.link, candidates.steps)
         except TimesError as error:
-            # The times may be those of a run by another policy.
+            # The times may be of a run by another policy.
             refused[policy] = f"cannot be replayed: {error}"
     times_of = steady or {policy: timeline.step_time for policy, timeline in timelines.items()}
     in_order = sorted(timelines, key=times_of.__getitem__)

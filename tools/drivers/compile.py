@@ -92,14 +92,14 @@ def run(options: argparse.Namespace, arguments: tuple[Sequence[Any], dict[str, A
 def _output_on_stderr() -> Iterator[None]:
     """Redirects standard output to standard error: for Python, C and other processes."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _format(options: argparse.Namespace, phase: str) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def _describe(tool: str, action: argparse.Action, shell: str) -> None:
 
 def _words(tool: str, dest: str) -> Sequence[str] | None:
     """Returns the values of a flag that its parser reads as text."""
-    known = {
+    words = {
         ("pw-compile", "phase"): ("stablehlo", *(phase.name for phase in phases(Options())), "device"),
         ("pw-compile", "schedule"): NAMES,
         ("pw-sim", "schedules"): NAMES,
@@ -88,4 +88,4 @@ def _words(tool: str, dest: str) -> Sequence[str] | None:
         ("pw-opt", "mlir_print_ir_after"): _PASSES,
         ("pw-viz", "step"): ("last", "all"),
     }
-    return known.get((tool, dest))
+    return words.get((tool, dest))

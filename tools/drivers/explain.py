@@ -30,14 +30,14 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
     plan = compiled.plan
     cost = compiled.cost_analysis()
     launches = [step for step in plan.steps if isinstance(step, Launch)]
-    whole = ir.Module.parse(lowered.as_text(), make_context())
-    module = shown_program(whole)
+    program = ir.Module.parse(lowered.as_text(), make_context())
+    module = shown_program(program)
     loops = [{"loop": op.sym_name, "microbatches": op.count} for op in ops_named(module, ["pw.loop"])]
     timeline = compiled.timeline() if loops else None
     link = _link(lowered.schedule) if loops else None
     return {
         "program": lowered.name,
-        "chunk_of": None if module is whole else symbol_name(module.operation.opview),
+        "chunk_of": None if module is program else symbol_name(module.operation.opview),
         "arguments": {name: type_ for name, (type_, _) in _arguments(compiled).items()},
         "launches": cost["launches"],
         "transfers": cost["transfers"],
@@ -51,8 +51,13 @@ def figures(lowered: Lowered, compiled: Compiled) -> dict[str, Any]:
         "loops": loops,
         "slices": _slices(plan, launches),
         "computations": [
-            {"computation": name, "slice": where, "launches": n, "flops_each": compiled.flops(name, where)}
-            for (name, where), n in Counter((s.computation, s.slice) for s in launches).items()
+            {
+                "computation": name,
+                "slice": slice_name,
+                "launches": n,
+                "flops_each": compiled.flops(name, slice_name),
+            }
+            for (name, slice_name), n in Counter((s.computation, s.slice) for s in launches).items()
         ],
         "modules": _modules(compiled),
         "memory": {name: dataclasses.asdict(of) for name, of in compiled.memory_analysis().items()},
@@ -115,10 +120,13 @@ def _totals(of: Row) -> list[tuple[str, str]]:
             ("bubble", percent(of["bubble"])),
         ]
     if of["links"]:
-        taken, unit = of["planned_step_time_on_links"], of["planned_unit"]
-        waited = duration_with_unit(taken - of["planned_step_time"], unit)
+        step_time, unit = of["planned_step_time_on_links"], of["planned_unit"]
+        waited = duration_with_unit(step_time - of["planned_step_time"], unit)
         totals.append(
-            (f"with links of {of['links']}", f"{duration_with_unit(taken, unit)}, {waited} of them for links")
+            (
+                f"with links of {of['links']}",
+                f"{duration_with_unit(step_time, unit)}, {waited} of them for links",
+            )
         )
     return totals
 

@@ -69,7 +69,7 @@ def _process(
                 module = parse(source, context)
             if options.roundtrip:
                 check_round_trip(module)
-            with reproducer.kept(options.reproducer, module, items, options.verify_each):
+            with reproducer.writing_on_failure(options.reproducer, module, items, options.verify_each):
                 run_passes(
                     module,
                     items,

@@ -1,4 +1,4 @@
-"""Reproducers of failed pipelines, like those of `mlir-opt`: a module, with the pipeline in its metadata."""
+"""Reproducers of failed pipelines, as `mlir-opt` writes them: a module, with the pipeline in its metadata."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _ESCAPE = re.compile(r'\\(?:([0-9A-Fa-f]{2})|(["\\nt]))')
 
 
 @contextlib.contextmanager
-def kept(path: str | None, module: ir.Module, items: Sequence[Item], verify_each: bool) -> Iterator[None]:
+def writing_on_failure(
+    path: str | None, module: ir.Module, items: Sequence[Item], verify_each: bool
+) -> Iterator[None]:
     """Writes a reproducer to a file if the block fails, or crashes the process.
 
     Args:
@@ -76,7 +78,7 @@ def split(source: Source) -> tuple[Source, str, bool]:
     """Returns the module of a reproducer, its pipeline as text, and whether each pass is verified.
 
     Raises:
-      UserError: the source is no reproducer.
+      UserError: the source is not a reproducer.
     """
     section = None if source.is_bytecode else _SECTION.search(source.data)
     pipeline = section and _PIPELINE.search(section[1])

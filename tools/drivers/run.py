@@ -140,8 +140,8 @@ def _feeds(
             raise UserError(f"--feed {text}: expected OUT:IN, a result and an argument")
         sources, targets = _under(source, outputs), _under(target, inputs)
         if not sources or not targets:
-            what, name = ("result", source) if not sources else ("argument", target)
-            raise UserError(f"--feed {text}: there is no {what} {name}")
+            kind, name = ("result", source) if not sources else ("argument", target)
+            raise UserError(f"--feed {text}: there is no {kind} {name}")
         if sources.keys() != targets.keys():
             odd = min(sources.keys() ^ targets.keys())
             raise UserError(f"--feed {text}: only one of the two has {source}{odd}")
@@ -176,9 +176,9 @@ def _run(
     import jax
 
     inputs = loaded.from_buffers(arrays)
-    # Arguments that the program consumes stay on the host, so that every step gets a copy of its own.
-    kept = {name: array for name, array in inputs.items() if name not in loaded.donated}
-    inputs |= loaded.place_by_name(kept)
+    # Arguments that the program consumes stay on the host, so that every step gets a new copy.
+    undonated = {name: array for name, array in inputs.items() if name not in loaded.donated}
+    inputs |= loaded.place_by_name(undonated)
     cost = loaded.cost_analysis()
     steps = options.steps
     with _tracing(options.trace):

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _replays(options: argparse.Namespace) -> list[EventLog] | None:
-    """Returns the planned timeline, and the simulated one if it differs; or those of policies."""
+    """Returns the planned timeline, and the simulated one if it differs; or the timeline of each policy."""
     if options.compare or options.schedules:
         return _by_policies(options)
     if options.limits:

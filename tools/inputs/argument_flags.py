@@ -51,15 +51,15 @@ def read_arguments(options: argparse.Namespace) -> tuple[Sequence[Any], dict[str
     return args, kwargs
 
 
-def _read_text[T](parse: Callable[[str], T], text: str, what: str) -> T:
+def _read_text[T](parse: Callable[[str], T], text: str, subject: str) -> T:
     try:
         return parse(text)
     except SignatureError as error:
         if text.endswith((".json", ".toml")):
-            raise UserError(f"{what} is a file; write --args-file {text}") from None
+            raise UserError(f"{subject} is a file; write --args-file {text}") from None
         shown = "".join(c if c.isprintable() else " " for c in text)
         caret = " " * (error.column - 1) + "^"
-        raise UserError(f"{what}, column {error.column}: {error}\n{shown}\n{caret}") from None
+        raise UserError(f"{subject}, column {error.column}: {error}\n{shown}\n{caret}") from None
 
 
 def _read_file(path: str) -> tuple[list[Any], dict[str, Any]]:
@@ -71,8 +71,8 @@ def _read_file(path: str) -> tuple[list[Any], dict[str, Any]]:
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
     except UnicodeDecodeError as error:
-        found = f"byte {error.start} is {data[error.start]:#04x}"
-        raise UserError(f"{path}: not UTF-8 text: {found}") from None
+        byte = f"byte {error.start} is {data[error.start]:#04x}"
+        raise UserError(f"{path}: not UTF-8 text: {byte}") from None
     except ValueError as error:
         kind = "TOML" if path.endswith(".toml") else "JSON"
         raise UserError(f"{path}: not {kind}: {error}") from None
@@ -84,19 +84,19 @@ def _read_file(path: str) -> tuple[list[Any], dict[str, Any]]:
     return _value(args, f"{path}: args", 0), _value(kwargs, f"{path}: kwargs", 0)
 
 
-def _value(value: Any, where: str, depth: int) -> Any:
+def _value(value: Any, path: str, depth: int) -> Any:
     if depth > _DEEPEST:
-        raise UserError(f"{where}: nested more than {_DEEPEST} levels deep")
+        raise UserError(f"{path}: nested more than {_DEEPEST} levels deep")
     match value:
         case str():
             try:
                 return parse_value(value)
             except SignatureError as error:
-                raise UserError(f"{where}: {value!r}, column {error.column}: {error}") from None
+                raise UserError(f"{path}: {value!r}, column {error.column}: {error}") from None
         case list():
-            return [_value(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)]
+            return [_value(item, f"{path}[{n}]", depth + 1) for n, item in enumerate(value)]
         case dict():
-            return {key: _value(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+            return {key: _value(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
         case None | bool() | int() | float():
             return value
-    raise UserError(f"{where}: a {type(value).__name__} is not a valid argument")
+    raise UserError(f"{path}: a {type(value).__name__} is not a valid argument")

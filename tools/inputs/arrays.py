@@ -23,10 +23,10 @@ def read_arrays(path: str, types: Mapping[str, ArrayType]) -> dict[str, np.ndarr
 
     Args:
       path: an `.npz` file; nothing in it is unpickled.
-      types: the type of each argument, by name; that of their bits for typed PRNG keys.
+      types: the type of each argument, by name; for typed PRNG keys, the type of their bits.
 
     Raises:
-      UserError: the file is no such file, or has an array that is unknown or of another shape or dtype.
+      UserError: the file is not `.npz`, or has an array that is unknown or of another shape or dtype.
     """
     try:
         if Path(path).exists() and not Path(path).is_file():
@@ -69,13 +69,13 @@ def _array(
         if version not in _HEADERS:
             raise UserError(f"{path}: {name} is in version {version[0]}.{version[1]} of numpy's format")
         shape, _, dtype = _HEADERS[version](data)
-    own = np.dtype(type_.dtype)
-    if shape != type_.shape or not (dtype == own or holds_bits_of(dtype, own)):
+    expected = np.dtype(type_.dtype)
+    if shape != type_.shape or not (dtype == expected or holds_bits_of(dtype, expected)):
         raise UserError(
-            f"{path}: {name} is {dtype}{list(shape)}, but the program takes {own}{list(type_.shape)}"
+            f"{path}: {name} is {dtype}{list(shape)}, but the program takes {expected}{list(type_.shape)}"
         )
     with file.open(member) as data:
-        return np.lib.format.read_array(data, allow_pickle=False).view(own)
+        return np.lib.format.read_array(data, allow_pickle=False).view(expected)
 
 
 def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
@@ -97,13 +97,15 @@ def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
     write_output(path, buffer.getvalue())
 
 
-def holds_bits_of(dtype: np.dtype, own: np.dtype) -> bool:
+def holds_bits_of(dtype: np.dtype, expected: np.dtype) -> bool:
     """Returns whether an array has the bits of another type: numpy drops the names of small ones."""
-    return dtype.kind == "V" and _is_small(own) and dtype.itemsize == own.itemsize and not dtype.fields
+    return (
+        dtype.kind == "V" and _is_small(expected) and dtype.itemsize == expected.itemsize and not dtype.fields
+    )
 
 
 def _is_small(dtype: np.dtype) -> bool:
-    """Returns whether a dtype is one of those that `ml_dtypes` adds to numpy."""
+    """Returns whether a dtype is an addition of `ml_dtypes` to numpy."""
     return dtype.isbuiltin == 2
 
 

@@ -67,19 +67,19 @@ def import_parent(name: str, kind: str, note: str = "") -> tuple[types.ModuleTyp
     Raises:
       UserError: the name is malformed, or the module cannot be imported.
     """
-    where, colon, attribute = name.rpartition(":")
+    source, colon, attribute = name.rpartition(":")
     if not colon:
-        where = name
-    is_file_name = where.endswith(".py") or "/" in where
-    is_module = all(part.isidentifier() for part in where.split("."))
-    if (colon and not (where and attribute)) or not (is_file_name or is_module):
+        source = name
+    is_file_name = source.endswith(".py") or "/" in source
+    is_module = all(part.isidentifier() for part in source.split("."))
+    if (colon and not (source and attribute)) or not (is_file_name or is_module):
         raise UserError(f"expected path/file.py:{kind} or package.module:{kind}, got '{name}'")
     if is_file_name:
-        _check_file(where)
+        _check_file(source)
     if note:
-        print(f"{note}: note: importing {where}, which runs its top level", file=sys.stderr)
-    module = import_file(where) if is_file_name else import_module(where)
-    return module, where, attribute if colon else ""
+        print(f"{note}: note: importing {source}, which runs its top level", file=sys.stderr)
+    module = import_file(source) if is_file_name else import_module(source)
+    return module, source, attribute if colon else ""
 
 
 def import_object(name: str, kind: str) -> Any:
@@ -88,14 +88,14 @@ def import_object(name: str, kind: str) -> Any:
     Raises:
       UserError: the name is malformed, the module cannot be imported, or has no such object.
     """
-    module, where, attribute = import_parent(name, kind)
+    module, source, attribute = import_parent(name, kind)
     if not attribute:
         raise UserError(f"'{name}' names no {kind}; write {name}:{kind}")
     try:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError:
         near = did_you_mean(attribute, vars(module))
-        raise UserError(f"there is no '{attribute}' in {where}{near}") from None
+        raise UserError(f"there is no '{attribute}' in {source}{near}") from None
 
 
 def _import[T](name: str, run: Callable[[], T]) -> T:

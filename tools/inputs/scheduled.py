@@ -117,14 +117,14 @@ def read_model(options: argparse.Namespace, plan: Plan) -> Model:
         link = read_link(options.latency, options.bandwidth, times.unit)
     except TimesError as error:
         raise UserError(f"--{error}") from None
-    taken = options.taken
-    if taken < 1:
-        times, name = ExpectedTimes(times, taken), f"{name}, taken={taken:g}"
-    return Model(times, link, title_of(name, link, planned=stated is not None and taken == 1))
+    share = options.taken
+    if share < 1:
+        times, name = ExpectedTimes(times, share), f"{name}, taken={share:g}"
+    return Model(times, link, title_of(name, link, planned=stated is not None and share == 1))
 
 
 def common_times(options: argparse.Namespace) -> argparse.Namespace:
-    """Returns the flags with times for a comparison: by default those of the limits, or units."""
+    """Returns the flags with times for a comparison: by default the times in the limits, or units."""
     times = options.times
     if times is None and options.limits:
         with contextlib.suppress(RequestError):  # Reported when policies are requested.

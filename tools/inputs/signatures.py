@@ -71,7 +71,7 @@ def parse_value(text: str) -> Any:
     Raises:
       SignatureError: names the column and the expected text.
     """
-    return _ValueReader(text).whole()
+    return _ValueReader(text).read_all()
 
 
 def parse_named(text: str) -> tuple[str, Any]:
@@ -82,7 +82,7 @@ def parse_named(text: str) -> tuple[str, Any]:
         reader.fail("expected the name of an argument")
     if not reader.accept("="):
         reader.fail(f"expected '=' after '{name}'")
-    return name, reader.whole()
+    return name, reader.read_all()
 
 
 class _ValueReader:
@@ -122,7 +122,7 @@ class _ValueReader:
         self.position = match.end()
         return match.group()
 
-    def whole(self) -> Any:
+    def read_all(self) -> Any:
         value = self.value()
         self.skip_space()
         if self.position < len(self.text):

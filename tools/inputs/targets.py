@@ -44,22 +44,22 @@ def find(name: str) -> PythonTarget | MlirTarget:
         return _parse_file(name)
     if (path := name.rpartition(":")[0] or name).endswith(BUNDLE):
         raise UserError(f"'{path}' is a bundle, which is already compiled; pw-run {path} runs it")
-    module, where, attribute = import_parent(name, "function", note="pw-compile")
+    module, source, attribute = import_parent(name, "function", note="pw-compile")
     programs = _programs(module)
     if not attribute:
         raise UserError(f"'{name}' names no function{_list(name, programs)}")
     value: Any = module
     for name_part in attribute.split("."):
         if not hasattr(value, name_part):
-            listed = did_you_mean(attribute, programs) or _list(where, programs)
-            raise UserError(f"there is no '{attribute}' in {where}{listed}")
+            listed = did_you_mean(attribute, programs) or _list(source, programs)
+            raise UserError(f"there is no '{attribute}' in {source}{listed}")
         value = getattr(value, name_part)
     if isinstance(value, PlacedFunction):
-        return PythonTarget(attribute, where, module, value.alone)
+        return PythonTarget(attribute, source, module, value.alone)
     if isinstance(value, Program):
-        return PythonTarget(attribute, where, module, value)
-    advice = "; put @pw.program above it" if inspect.isfunction(value) else _list(where, programs)
-    raise UserError(f"'{attribute}' in {where} is not a program: it is a {_kind(value)}{advice}")
+        return PythonTarget(attribute, source, module, value)
+    advice = "; put @pw.program above it" if inspect.isfunction(value) else _list(source, programs)
+    raise UserError(f"'{attribute}' in {source} is not a program: it is a {_kind(value)}{advice}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +67,11 @@ class PythonTarget:
     """Program, and the module that it was found in.
 
     Attributes:
-      where: the file or the module, as the user wrote it.
+      source: the file or the module, as the user wrote it.
     """
 
     name: str
-    where: str
+    source: str
     module: types.ModuleType
     program: Program
 
@@ -79,16 +79,16 @@ class PythonTarget:
         """Returns the arguments given beside the program; none where there are no examples.
 
         Raises:
-          UserError: they are no tuple, or computing them failed.
+          UserError: they are not a tuple, or computing them failed.
         """
         for name in (f"{self.name}_example_args", "example_args"):
             if not hasattr(self.module, name):
                 continue
             value = getattr(self.module, name)
             if callable(value):
-                value = call(f"{name}() in {self.where}", value)
+                value = call(f"{name}() in {self.source}", value)
             if not isinstance(value, tuple):
-                raise UserError(f"{name} in {self.where} must be a tuple of arguments, got a {_kind(value)}")
+                raise UserError(f"{name} in {self.source} must be a tuple of arguments, got a {_kind(value)}")
             return value
         return ()
 
@@ -172,7 +172,7 @@ def _options(schedule: str | None, flags: Mapping[str, bool]) -> dict[str, Any]:
         if file and not is_file(file):
             raise UserError(f"--schedule: there is no file '{file}'")
         options["schedule_file"] = file
-    return options | {name: True for name, given in flags.items() if given}
+    return options | {name: True for name, is_set in flags.items() if is_set}
 
 
 def _parse_file(path: str) -> MlirTarget:
@@ -213,8 +213,8 @@ def _programs(module: types.ModuleType) -> list[str]:
     return [name for name, value in vars(module).items() if isinstance(value, Program | PlacedFunction)]
 
 
-def _list(where: str, names: Sequence[str]) -> str:
-    return f"; the programs in {where} are {', '.join(names)}" if names else f"; {where} has no programs"
+def _list(source: str, names: Sequence[str]) -> str:
+    return f"; the programs in {source} are {', '.join(names)}" if names else f"; {source} has no programs"
 
 
 def _kind(value: Any) -> str:

@@ -32,7 +32,7 @@ def plan_in(path: str) -> Plan:
     """Returns the plan of the program in a bundle.
 
     Raises:
-      UserError: the file is no bundle that this release reads.
+      UserError: this release cannot read the file as a bundle.
     """
     supervisor.doing(f"reading {path}")
     try:

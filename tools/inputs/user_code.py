@@ -19,7 +19,7 @@ class CannotRun(UserError):
     """Program cannot be compiled; the cause has the reason."""
 
 
-def call[T](what: str, run: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def call[T](subject: str, run: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Calls a function that may fail in the user's code.
 
     Raises:
@@ -32,4 +32,4 @@ def call[T](what: str, run: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     except (Exception, SystemExit) as error:
         frame = frame_of_user(error)
         place = f"\n  at {frame.filename}:{frame.lineno}: {frame.line}" if frame else ""
-        raise CannotRun(f"{what}: {describe(error)}{place}") from error
+        raise CannotRun(f"{subject}: {describe(error)}{place}") from error

@@ -29,7 +29,7 @@ def read_values(texts: Sequence[str], types: Mapping[str, ArrayType]) -> dict[st
     """Returns the arrays of flags `--input` for the first arguments of a program, in their order.
 
     Args:
-      texts: each `SHAPExDTYPE=VALUES`, or `@FILE.npy`. One value stands for all elements; none for zeros.
+      texts: each `SHAPExDTYPE=VALUES`, or `@FILE.npy`. One value fills all elements; none gives zeros.
       types: the type of each argument, by name.
 
     Raises:
@@ -48,9 +48,9 @@ def read_values(texts: Sequence[str], types: Mapping[str, ArrayType]) -> dict[st
         if holds_bits_of(array.dtype, np.dtype(type_.dtype)):
             array = array.view(type_.dtype)
         if (array.shape, array.dtype) != (type_.shape, np.dtype(type_.dtype)):
-            given = type_text(array.shape, array.dtype)
-            wanted = type_text(type_.shape, np.dtype(type_.dtype))
-            raise UserError(f"--input {number}, '{shown}', is {given}, but {name} is {wanted}")
+            got = type_text(array.shape, array.dtype)
+            expected = type_text(type_.shape, np.dtype(type_.dtype))
+            raise UserError(f"--input {number}, '{shown}', is {got}, but {name} is {expected}")
         arrays[name] = array
     return arrays
 
@@ -130,8 +130,8 @@ def _is_integer(dtype: np.dtype) -> bool:
 def type_text(shape: Sequence[int], dtype: np.dtype) -> str:
     """Returns a type as MLIR writes it inside of a tensor: `2x2xf32`."""
     kind = dtype.name.rstrip("0123456789")
-    known = f"{_SHORT[kind]}{dtype.name.removeprefix(kind)}" if kind in _SHORT else dtype.name
-    return "".join(f"{n}x" for n in shape) + _NAMES.get(dtype.name, known)
+    name = f"{_SHORT[kind]}{dtype.name.removeprefix(kind)}" if kind in _SHORT else dtype.name
+    return "".join(f"{n}x" for n in shape) + _NAMES.get(dtype.name, name)
 
 
 def value_text(array: np.ndarray) -> str:

@@ -110,16 +110,16 @@ class Index:
         scope = self._scope(token.line, name)
         if not name.startswith(("%", "@")):
             return []
-        found = [
+        tokens = [
             other
             for line in range(len(self._tokens))
             if self._scope(line, name) == scope
             for other in self._tokens[line]
             if other.name == name and self.definition(other) == definition
         ]
-        if definition is not None and definition.token not in found:
-            found.append(definition.token)
-        return sorted(found, key=lambda other: (other.line, other.start))
+        if definition is not None and definition.token not in tokens:
+            tokens.append(definition.token)
+        return sorted(tokens, key=lambda other: (other.line, other.start))
 
     def _named(self, token: Token) -> str:
         """Returns the name that a word refers to; a string may be the name of a symbol."""
@@ -191,21 +191,21 @@ class Index:
 
 def _results(tokens: Sequence[Token]) -> Iterator[tuple[Token, int]]:
     """Yields the values that a line defines in front of its `=`, each with the number of its first result."""
-    found: list[tuple[Token, int]] = []
+    values: list[tuple[Token, int]] = []
     position, number = 0, 0
     while position < len(tokens) and tokens[position].text.startswith("%"):
-        found.append((tokens[position], number))
+        values.append((tokens[position], number))
         position += 1
         number += 1
         if [t.text for t in tokens[position : position + 1]] == [":"] and position + 1 < len(tokens):
-            # `%x:2` stands for two results.
+            # `%x:2` represents two results.
             width = tokens[position + 1].text
             number += int(width) - 1 if width.isdecimal() and len(width) < 9 else 0
             position += 2
         separator = tokens[position].text if position < len(tokens) else ""
         position += 1
         if separator == "=":
-            yield from found
+            yield from values
         if separator != ",":
             return
 

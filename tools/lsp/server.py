@@ -121,15 +121,15 @@ class _Features:
 
     async def _check(self, uri: str, document: _Document, version: int | None) -> None:
         await asyncio.sleep(_PAUSE)
-        # Text that was typed meanwhile is checked by a task of its own.
+        # Another task checks text that was typed meanwhile.
         async with self._analyst.lock:
             if self._documents.get(uri) is not document:
                 return
-            found = await self._analyst.analyse(document.text)
+            analysis = await self._analyst.analyse(document.text)
         if self._documents.get(uri) is not document:
             return
-        document.values = found
-        shown = [self._diagnostic(uri, document, entry) for entry in found["diagnostics"]]
+        document.values = analysis
+        shown = [self._diagnostic(uri, document, entry) for entry in analysis["diagnostics"]]
         self._publish(uri, version, shown)
 
     def _publish(self, uri: str, version: int | None, diagnostics: list[lsp.Diagnostic]) -> None:
@@ -198,8 +198,12 @@ class _Features:
         """Returns the definition of a value or a symbol."""
         place = self._at(params)
         token = place and place[0].index.at(*place[1:])
-        found = place and token and place[0].index.definition(token)
-        return self._place(params.text_document.uri, place[0], found.token) if place and found else None
+        definition = place and token and place[0].index.definition(token)
+        return (
+            self._place(params.text_document.uri, place[0], definition.token)
+            if place and definition
+            else None
+        )
 
     def references(self, params: lsp.ReferenceParams) -> list[lsp.Location]:
         """Returns the places of a value or a symbol."""
@@ -222,14 +226,18 @@ class _Features:
             return []
         return [
             lsp.DocumentSymbol(
-                name=found.name,
-                detail=found.keyword,
-                kind=_SYMBOL_KINDS.get(found.keyword, lsp.SymbolKind.Object),
-                range=(span := self._range(document, found.token.line, found.token.start, found.token.end)),
+                name=definition.name,
+                detail=definition.keyword,
+                kind=_SYMBOL_KINDS.get(definition.keyword, lsp.SymbolKind.Object),
+                range=(
+                    span := self._range(
+                        document, definition.token.line, definition.token.start, definition.token.end
+                    )
+                ),
                 selection_range=span,
             )
-            for found in document.index.definitions
-            if found.keyword
+            for definition in document.index.definitions
+            if definition.keyword
         ]
 
 
@@ -270,8 +278,8 @@ def _hover_of(document: _Document, token: Token) -> str | None:
 def _hover_of_value(document: _Document, token: Token, definition: Definition) -> str:
     """Returns type, slices and position of a value, or the line that defines it without a parse."""
     kind = "arguments" if definition.is_argument else "results"
-    known = document.values.get(kind, {}).get(str(definition.owner + 1), [])
+    values = document.values.get(kind, {}).get(str(definition.owner + 1), [])
     offset = int(token.text.partition("#")[2] or 0)
-    if definition.number is not None and 0 <= definition.number + offset < len(known):
-        return known[definition.number + offset]
+    if definition.number is not None and 0 <= definition.number + offset < len(values):
+        return values[definition.number + offset]
     return f"```mlir\n{document.index.lines[definition.token.line].strip()}\n```"

@@ -48,8 +48,8 @@ def analyse(text: bytes) -> dict[str, Any]:
             module = _parsed(piece, context)
         diagnostics += map(_as_json, seen.all)
         if module is not None and not seen.errors:
-            for kind, line, found in _values(module):
-                values[kind].setdefault(line, []).extend(found)
+            for kind, line, texts in _values(module):
+                values[kind].setdefault(line, []).extend(texts)
     return {"diagnostics": diagnostics, **values}
 
 
@@ -119,8 +119,8 @@ def _in_order(op: ir.OpView) -> Iterator[ir.OpView]:
 
 
 def _typed(type_: ir.Type, slices: tuple[str, ...] | None) -> str:
-    where = f" on {', '.join(f'`@{name}`' for name in slices)}" if slices else ""
-    return f"`{type_}`{where}"
+    place = f" on {', '.join(f'`@{name}`' for name in slices)}" if slices else ""
+    return f"`{type_}`{place}"
 
 
 def _origin(op: ir.OpView) -> str:

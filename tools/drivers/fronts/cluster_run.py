@@ -81,16 +81,18 @@ def _numbers(session: RemoteSession, names: Sequence[str] | None) -> list[int]:
     # After a reply, the losses are known that the service reported before it.
     session.status()
     islands = session.current_cluster().islands
-    known = [island.name for island in islands]
+    existing = [island.name for island in islands]
     present = [number for number, island in enumerate(islands) if island.state != "drained"]
     if names is None:
         if not present:
-            raise UserError(f"all islands are drained: {', '.join(known)}; pw-cluster undrain has one return")
+            raise UserError(
+                f"all islands are drained: {', '.join(existing)}; pw-cluster undrain has one return"
+            )
         return present
     for name in names:
-        if name not in known or names.count(name) > 1:
-            what = "is listed twice" if name in known else "does not exist"
-            raise UserError(f"--islands: {name} {what}; the islands are {', '.join(known)}")
-        if known.index(name) not in present:
+        if name not in existing or names.count(name) > 1:
+            problem = "is listed twice" if name in existing else "does not exist"
+            raise UserError(f"--islands: {name} {problem}; the islands are {', '.join(existing)}")
+        if existing.index(name) not in present:
             raise UserError(f"--islands: {name} is drained; pw-cluster undrain has it return")
-    return [known.index(name) for name in names]
+    return [existing.index(name) for name in names]

@@ -93,7 +93,7 @@ def _plugin(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Ca
         yield {"PYTHONPATH": os.pathsep.join(paths)}, marker.exists
 
 
-def _where(listen: str, insecure: bool) -> Path | tuple[str, int]:
+def _endpoint(listen: str, insecure: bool) -> Path | tuple[str, int]:
     """Returns the path or the address of `--listen`."""
     kind, _, path = listen.partition(":")
     if kind == "unix" and path:
@@ -114,14 +114,14 @@ def _where(listen: str, insecure: bool) -> Path | tuple[str, int]:
 
 def _serve(options: argparse.Namespace) -> ProxyServer:
     """Starts the server. Imports JAX here, so that errors in options are immediate."""
-    where = None if options.listen is None else _where(options.listen, options.insecure)
+    endpoint = None if options.listen is None else _endpoint(options.listen, options.insecure)
     try:
         max_memory = None if options.max_memory is None else read_bytes(options.max_memory, "--max-memory")
     except TimesError as error:
         raise UserError(str(error)) from None
-    # The variable may be that of a program, which is `proxy`.
+    # The variable may be meant for a program, and is `proxy` then.
     os.environ["JAX_PLATFORMS"] = options.platform
-    # So may this: the program writes its trace itself.
+    # So may this one: the program writes its trace itself.
     os.environ.pop("PW_TRACE", None)
     try:
         import jax
@@ -150,11 +150,11 @@ def _serve(options: argparse.Namespace) -> ProxyServer:
     try:
         backend = _hosts_backend(options) if options.has_hosts else None
         return serve(
-            None if isinstance(where, tuple) else where,
+            None if isinstance(endpoint, tuple) else endpoint,
             islands=options.islands or 1,
             max_memory=max_memory,
             files=options.files,
-            insecure_address=where if isinstance(where, tuple) else None,
+            insecure_address=endpoint if isinstance(endpoint, tuple) else None,
             schedule_ifrt=schedule_ifrt,
             make_recorder=Recorder,
             backend=backend,
@@ -278,8 +278,8 @@ def _run_program(
         # Otherwise JAX's client would log a stack trace at the end of each program.
         "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL") or "2",
     }
-    found = shutil.which(program[0])
-    if found is None:
+    executable = shutil.which(program[0])
+    if executable is None:
         raise UserError(f"program not found: '{program[0]}'")
     child: subprocess.Popen[bytes] | None = None
 
@@ -291,7 +291,7 @@ def _run_program(
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, forward)
     try:
-        child = subprocess.Popen([found, *program[1:]], env=environment)
+        child = subprocess.Popen([executable, *program[1:]], env=environment)
         on_start(child.pid)
         code = child.wait()
     except OSError as error:
