@@ -40,6 +40,7 @@ Errors and warnings:
   HostLeavingError, ServiceLostError    an island that accepts nothing more; a service that exits
   ClusterClosedError                    use of hosts after `disconnect`
   ProgramFailedError, CallFailedError   a program, or a function of `on_hosts`, that fails on a host
+  QuotaError                            a step or an array that exceeds the quota of a client of a service
   PathwaysWarning                       a program that works, but more slowly or later than it could
 
 Modules, and the version:
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from pathways.runtime.local.devices import release
     from pathways.runtime.resources.manager import ResourceError
     from pathways.runtime.resources.virtual import VirtualDeviceSet, VirtualSlice, make_virtual_device_set
+    from pathways.runtime.service.protocol.service_messages import QuotaError
     from pathways.runtime.traces.file_trace import trace
     from pathways.runtime.xla.compile_cache import CompileError
 
@@ -137,6 +139,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "ProgramFailedError",
+    "QuotaError",
     "Ray",
     "ResourceError",
     "ServiceLostError",
@@ -191,6 +194,7 @@ _MODULES = {
     "PathwaysWarning": "compiler.frontend.user_code",
     "Program": "compiler.program",
     "ProgramError": "compiler.lower.phases",
+    "QuotaError": "runtime.service.protocol.service_messages",
     "Ray": "runtime.hosts.launch.launcher_records",
     "ResourceError": "runtime.resources.manager",
     "ServiceLostError": "runtime.control.records.errors",

@@ -282,7 +282,9 @@ class _BatchesOnHosts(InputBatches):
                 "named": source.plain,
                 "rows": self._rows,
                 "shards": self._shards,
-                "shards_of_hosts": {str(host.index): self._shards_by_host[host] for host in self._hosts[gang]},
+                "shards_of_hosts": {
+                    str(host.index): self._shards_by_host[host] for host in self._hosts[gang]
+                },
                 "states": self._states,
                 "tree": self._structure,
                 "leaves": [

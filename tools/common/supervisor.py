@@ -175,8 +175,8 @@ def _end_with(parent: int) -> None:
 def _stays_below(limit: int, child: int) -> bool:
     """Waits until a child exits, or takes more memory than a limit in bytes; returns whether it exited.
 
-    Resident memory counts, not address space, of which threads and GPUs reserve much. Only Linux reports the
-    memory of another process.
+    Resident memory counts: threads and GPUs reserve much address space without using it. Only Linux reports
+    the memory of another process.
     """
     if not sys.platform.startswith("linux"):
         return True

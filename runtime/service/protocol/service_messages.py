@@ -30,7 +30,10 @@ MAX_REASON_CHARS = 200
 
 
 class QuotaError(HostError, ResourceError):
-    """Failure of a step, or of an array, that exceeds the quota of its client."""
+    """Error of a step, or of an array, that exceeds the quota of its client."""
+
+    # Tracebacks show the public name.
+    __module__ = "pathways"
 
 
 class RemoteError(msgspec.Struct, frozen=True):
