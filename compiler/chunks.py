@@ -145,8 +145,7 @@ class ChunkedExecutable(ProgramExecutable):
         return types
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """Returns the peak memory of one call on each slice: that of the largest sub-program, and of waiting
-        values."""
+        """Returns the peak memory of a call on each slice, of the largest sub-program and waiting values."""
         plans = {call.sub_program: subprogram.plan for subprogram, call in self._calls}
         analyses = {call.sub_program: subprogram.memory_analysis() for subprogram, call in self._calls}
         return analyze_sub_programs(self._program_calls, plans, analyses)

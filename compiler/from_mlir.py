@@ -40,7 +40,7 @@ def lower_module(module: ir.Module, name: str, options: Options) -> Lowered:
             raise ProgramError(
                 f"program '{name}' keeps the order chosen by Shardy, so a schedule cannot be given"
             )
-        # Its types hold the placement; those of the placed form are plain.
+        # Its types hold the placement; types of the placed form are plain.
         forms = run_phases(module, name, options)
         module = ir.Module.parse(forms.bytecode["placed"], module.context)
     program = read_program(module)

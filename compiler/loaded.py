@@ -225,7 +225,7 @@ class LoadedProgram(Bound):
 
     @property
     def in_parts(self) -> bool:
-        """Whether it has loops that end depending on values; then its plan is that of a chunk of one."""
+        """Whether it has loops that end depending on values; then its plan is the plan of a chunk."""
         return self._manifest.version == VERSION_OF_SUB_PROGRAMS
 
     @property

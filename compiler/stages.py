@@ -157,7 +157,7 @@ class Lowered(ProcessBound):
 
         Args:
           strict: whether arguments of other weak types have another signature. They do if they would be
-            traced again; code that was compiled ahead accepts both, as that of `jax.jit` does.
+            traced again; code that was compiled ahead accepts both, as with `jax.jit`.
         """
         executable = self.load_once(strict=strict)
         slices = [*self._written.slices.values()]
@@ -194,7 +194,7 @@ class Lowered(ProcessBound):
 
 
 class ChunkedLowered(Lowered):
-    """Program of sub-programs, each in all forms of the IR; its plan is that of a chunk.
+    """Program of sub-programs, each in all forms of the IR; its plan is the plan of a chunk.
 
     Args:
       forms: the whole program.
@@ -326,7 +326,7 @@ class Bound(ProcessBound):
         """Puts arguments on the slices that read them, so that calls need not move them.
 
         Args:
-          *args: the first positional arguments of a call, in any number; static ones are left out.
+          *args: the first positional arguments of a call, in any number, without static ones.
 
         Returns:
           As many arrays. An array that is in place already is not copied, unless the slice may share its
@@ -363,9 +363,9 @@ class Bound(ProcessBound):
 
         Returns:
           `launches` and `transfers` between slices, `bytes transferred` by them, and the `flops` of all
-          computations by XLA's estimate, on all devices together. `argument bytes transferred` are those
-          that a call moves before it starts, if it is passed results of the last one (updated parameters, a
-          donated state) that are on other slices than the arguments that they replace.
+          computations by XLA's estimate, on all devices together. `argument bytes transferred` are
+          the bytes that a call moves before it starts, if it is passed results of the last one (updated
+          parameters, a donated state) that are on other slices than the arguments that they replace.
 
         Raises:
           HostError: a host of the program was lost.
@@ -480,7 +480,7 @@ class Compiled(Bound):
         """Returns the module after a phase; see `Lowered.as_text`.
 
         Args:
-          phase: one of those, or `device` for XLA's optimized module of each computation on each slice.
+          phase: such a phase, or `device` for XLA's optimized module of each computation on each slice.
         """
         return self.executable.device_text() if phase == "device" else self._lowered.as_text(phase)
 

@@ -131,7 +131,7 @@ class PlannedLoss:
 
         Raises:
           ProgramError: the loss has not the operations for which it was cut.
-          TypeError: an argument has another type than those for which it was cut.
+          TypeError: an argument has another type than when it was cut.
         """
         if active_trace.program is None:
             return self._alone(params, *args)

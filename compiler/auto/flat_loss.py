@@ -235,10 +235,10 @@ class _LossFlattener:
         )
 
     def _inline(self, jaxpr: Any, names: dict[Variable, Any], scope: str = "") -> list[Any]:
-        """Adds the equations of a jaxpr; returns the atoms that stand for its results.
+        """Adds the equations of a jaxpr; returns the atoms of its results.
 
         Args:
-          names: the atoms that stand for its variables, initially for its inputs.
+          names: the atoms of its variables, initially of its inputs.
           scope: the name stack of the calls around it.
         """
 

@@ -126,7 +126,7 @@ def count(jaxpr: Any) -> int:
 
 
 def operations(equation: Any, iterations: int | None = None) -> int:
-    """Returns the operations of an equation; of a loop for some iterations, by default all of its own."""
+    """Returns the operations of an equation; of a loop for some iterations, by default all."""
     name = equation.primitive.name
     if name in _FREE:
         return 0

@@ -152,7 +152,7 @@ def _fitted(units: Units, observations: Sequence[Observation]) -> list[float]:
     measured = np.array([time for _, time in observations])
     weights = np.array([np.bincount(kinds[a:b], minlength=count) for (a, b), _ in observations], float)
     scale = measured.sum() / max(1e-30, float((weights @ of_kind).sum()))
-    # In factors of operations: kinds with more work are held to them as much as those with less.
+    # The unknowns are factors of operations: the prior weighs kinds with more work and with less alike.
     rows = weights * of_kind * scale / measured[:, None]
     # Ridge regression towards factors of 1, which decide what the measurements leave open.
     prior = np.sqrt(_PRIOR) * np.eye(count)

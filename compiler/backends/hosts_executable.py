@@ -159,7 +159,7 @@ class HostsExecutable(ProgramExecutable):
 
     @property
     def loaded(self) -> Executable:  # type: ignore[override]
-        """No executable: that of the program is on the hosts.
+        """No executable: the hosts have the program's.
 
         Raises:
           RuntimeError: always.

@@ -394,7 +394,7 @@ def _is_apart(source: Any, target: Any) -> bool:
 
 
 def _without_keys(aval: Any) -> Any:
-    """Returns the aval of an argument as launches take it: for typed PRNG keys that of their words."""
+    """Returns the aval of an argument as launches take it: for typed PRNG keys, the aval of their words."""
     if not _is_key(aval):
         return aval
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))

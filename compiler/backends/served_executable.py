@@ -63,7 +63,7 @@ def load_proxied(
     """Has the server of this process's devices compile a program.
 
     Args:
-      program: the program; its plan may be that of one of its sub-programs.
+      program: the program; its plan may be the plan of a sub-program.
       bindings: the devices of each of its slices.
       ports: its arguments and results, as a plan; by default its plan.
       plans: the plans of its sub-programs by name, if it has any.

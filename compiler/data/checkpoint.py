@@ -57,7 +57,7 @@ def save(
 ) -> Saving:
     """Writes a checkpoint to `path/<step>`, and returns before it is written.
 
-    The folder appears at once when all of it is written; a process that exits before, for whatever reason,
+    The folder appears at once when all of it is written; a process that exits before, for any reason,
     leaves the older checkpoints. The end of the program waits for saves in progress, and so do the next save,
     `restore`, `latest`, `pw.disconnect`, and a `pw.connect` to other devices. A program whose last save
     failed exits with 1, unless `wait` or a later call has raised the error. The arrays may be donated and
@@ -259,7 +259,7 @@ def set_aside(path: str | os.PathLike[str], step: int) -> None:
 
 
 class OtherTreeError(ValueError):
-    """The leaves of a checkpoint are others than those requested."""
+    """Error of a checkpoint with other leaves than the requested ones."""
 
 
 def _check_folder(folder: Any) -> None:
@@ -454,7 +454,7 @@ def _request_for(hosts: HostSession | None, leaf: Any) -> Any:
     if not hasattr(leaf, "shape"):
         return leaf
     sharding = _sharding(leaf)
-    # Orbax creates arrays in threads of its own, where x64 may be off although it is on here.
+    # Orbax creates arrays in its threads, where x64 may be off although it is on here.
     if not _is_key(leaf.dtype) and (sharding is None or leaf.dtype in _WIDE):
         # Of this shape, without its memory.
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)

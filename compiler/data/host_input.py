@@ -86,7 +86,7 @@ class InputBatches(Iterator[Any]):
         self._has_begun = False
 
     def get_state(self) -> Any:
-        """Returns the position after the last batch: its number, or a list with that of each shard.
+        """Returns the position after the last batch: its number, or a list with the position of each shard.
 
         For shards it is known before the first batch once the input is open.
 

@@ -40,7 +40,7 @@ def all_to_all(
     Inside a program `blocks[s]` is computed from results of placed functions on the s-th slice, or from an
     argument that lives there, and `received[t]` is on the t-th slice: `received[t][s]` is `blocks[s][t]`. In
     JAX's terms the result is `jnp.stack(blocks).swapaxes(0, 1)`, with each row on its own slice. It may be
-    differentiated, and is its own transpose. All blocks are moved whole, whatever they hold.
+    differentiated, and is its own transpose. Blocks are always moved in full.
 
     With `counts`, only the first `counts[s][t]` rows of `blocks[s][t]` are valid: all rows after them arrive
     as zeros, and their gradients are zero. Counts are clamped to the rows of a block. If the environment has

@@ -26,7 +26,7 @@ hash because an object that was changed in place since an earlier call is equal 
 
 
 _TYPES = jax.ShapeDtypeStruct | jax.core.AbstractValue
-"""Types that `lower` accepts in the place of arrays."""
+"""Types that `lower` accepts instead of arrays."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,7 @@ def refine_exported(module: ir.Module) -> None:
 def _refine_call(module: ir.Module, call: ir.OpView, symbols: dict[str, ir.OpView]) -> None:
     """Refines a call whose operands are conversions of static types, and whose results are converted to such.
 
-    Other calls are in functions with symbolic shapes, and are refined with those.
+    Other calls are in functions with symbolic shapes, and are refined with these functions.
     """
     operands = [_converted_from(value) for value in call.operands]
     results = [_converted_to(value) for value in call.results]

@@ -352,7 +352,7 @@ def scan_operands(equation: Any) -> tuple[int, int, int]:
 
 
 def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """Returns the results of an equation for operands, traced if those are; `params` in place of its own.
+    """Returns the results of an equation for operands, traced if these are; with `params` instead of its own.
 
     It binds like `core.eval_jaxpr`, with the line that the equation is from.
     """
@@ -427,7 +427,7 @@ def _line(equation: Any) -> str:
 
 
 def _jaxprs(jaxpr: Any, into_calls: bool = True) -> Iterator[Any]:
-    """Yields a traced function and those inside it, each once."""
+    """Yields a traced function and its inner functions, each once."""
     # By identity: functions share inner ones, so that the paths to them may be exponentially many.
     seen: set[int] = set()
 
@@ -521,8 +521,8 @@ def _linearize_placed_call(
     """Applies JAX's own rule, which records only whether differentiation created a call, with the whole
     lineage.
 
-    Gradients of gradients need the lineage, to distinguish the calls that the backward consists of from those
-    that the backward itself is differentiated to.
+    Gradients of gradients need the lineage, to distinguish the calls of the backward from the calls of its
+    derivative.
     """
     first, linear = _metadata_of_halves(xla_metadata, ad_metadata)
     return _linearize(is_vjp, nonzero, *primals, xla_metadata=first, ad_metadata=linear, **params)
@@ -576,7 +576,7 @@ def _remat_call(trace: Any, *operands: Any, jaxpr: Any, **params: Any) -> tuple[
     """Splits a placed call into the call that runs and its repetition, under `jax_remat3`, by the user's
     policy.
 
-    Without such a rule JAX repeats the whole call, whatever values the policy of `jax.checkpoint` saves.
+    Without such a rule JAX repeats the whole call, even values that the policy of `jax.checkpoint` saves.
     """
     call = _metadata.xla_metadata_call_p
     first, again, forwarded = remat.remat_jaxpr(jaxpr, trace.policy, trace.custom_vjp_rules, allow_fwds=True)

@@ -32,7 +32,7 @@ def refuse_mesh(subject: str, leaves: Iterable[Any]) -> None:
     Raises:
       ValueError: there is such a mesh; names it.
     """
-    # Arrays that the program closes over are data, whatever their sharding.
+    # Arrays that the program closes over are data, of any sharding.
     tracers = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
     for mesh in (jax.sharding.get_abstract_mesh(), *map(_mesh_of, tracers)):
         if is_of_types(mesh):
@@ -59,7 +59,7 @@ def off_mesh(tree: Any) -> Any:
 def results_off_mesh(tree: Any) -> Any:
     """Returns the results of a call off their mesh; their cotangents may be on the mesh of another slice.
 
-    A cotangent loses its mesh if the type of the result names none either, as that of `jax.lax.cond` may.
+    A cotangent loses its mesh if the type of the result names none either, as with `jax.lax.cond`.
     """
     return jax.tree.map(lambda leaf: _off_mesh(leaf) if is_array(leaf) else leaf, tree)
 

@@ -92,5 +92,5 @@ def dims_of(spec: PartitionSpec) -> Sharding:
 
 
 def is_spec(leaf: Any) -> bool:
-    """Returns whether a leaf is a sharding, or an object that is rejected with a reason of its own."""
+    """Returns whether a leaf is a sharding, or an object that is rejected with a specific reason."""
     return leaf is None or isinstance(leaf, (PartitionSpec, NamedSharding))

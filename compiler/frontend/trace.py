@@ -177,7 +177,7 @@ def _check_results(program: str, traced: Any) -> None:
 
 
 def _lower(traced: Any, platform: str) -> tuple[Any, Any]:
-    """Lowers a traced function, without equations that no result needs if JAX cannot lower those.
+    """Lowers a traced function, without equations that no result needs if JAX cannot lower them.
 
     Only then: forward calls that only a gradient needs determine the stages.
 
@@ -196,7 +196,7 @@ def _named_slices(jaxpr: Any, lowered: Iterable[CallMetadata]) -> set[VirtualSli
 
     Args:
       jaxpr: the traced function, which also has the calls whose results nothing needs.
-      lowered: the metadata of its module, which also has the calls that only lowering traces, such as those
+      lowered: the metadata of its module, which also has the calls that only lowering traces, such as calls
         in the expansion of a primitive of `jax.experimental.hijax`.
 
     Raises:

@@ -98,7 +98,7 @@ def sealed(structure: Any, keys: Sequence[KeyPath], leaves: Sequence[Any]) -> Se
 
 
 def of_sealed(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns a function that accepts and returns sealed trees, to be traced in the place of another."""
+    """Returns a function that accepts and returns sealed trees, to be traced instead of another."""
 
     def traced(*args: Any, **kwargs: Any) -> Sealed:
         result = fun(*map(_opened, args), **{name: _opened(arg) for name, arg in kwargs.items()})

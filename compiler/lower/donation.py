@@ -22,8 +22,8 @@ def unusable_donations(module: ir.Module, arguments: Sequence[str], *, gathers: 
 
     Args:
       module: the program, scheduled.
-      gathers: whether results are gathered from the blocks of replicas: these have buffers of their own,
-        and arguments that they replace are freed in time for that.
+      gathers: whether results are gathered from the blocks of replicas: these get new buffers, and
+        arguments that they replace are freed before.
     """
     symbols = dialect.symbol_table(module)
     main = symbols[MAIN]

@@ -35,7 +35,7 @@ class Forms:
     """Program in every form from the one that it started in.
 
     Attributes:
-      scheduled: the module in its last form, that of a program as a whole the scheduled one.
+      scheduled: the module in its last form; of a whole program, the scheduled one.
       bytecode: the module after each phase, from the one that it started in.
     """
 

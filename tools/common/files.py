@@ -16,7 +16,7 @@ BUNDLE = ".pwb"
 
 
 def check_extension(tool: str, path: str, content: str, *usual: str) -> None:
-    """Warns if the suffix of an output's name is that of another format.
+    """Warns if the suffix of an output's name belongs to another format.
 
     Args:
       path: the file; one without a suffix, or no regular file, may hold anything.
@@ -40,14 +40,14 @@ def read_input(path: str) -> bytes:
 
 
 def is_file(path: str) -> bool:
-    """Returns whether a path is that of a file; False for one that is too long, too."""
+    """Returns whether a file is at a path; False for a path that is too long, too."""
     with contextlib.suppress(OSError):
         return Path(path).is_file()
     return False
 
 
 def is_folder(path: str) -> bool:
-    """Returns whether a path is that of a folder; False for one that is too long, too."""
+    """Returns whether a folder is at a path; False for a path that is too long, too."""
     with contextlib.suppress(OSError):
         return Path(path).is_dir()
     return False

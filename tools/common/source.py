@@ -63,7 +63,7 @@ def read_source(path: str) -> Source:
     """Reads a whole file of MLIR, or standard input for `-`.
 
     Raises:
-      UserError: the file cannot be read, or its suffix is that of another format.
+      UserError: the file cannot be read, or its suffix belongs to another format.
     """
     data = read_input(path)
     kind = _OTHER_FORMATS.get(Path(path).suffix)

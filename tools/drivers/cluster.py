@@ -313,7 +313,7 @@ def _waiting_for_exit(cluster: folders.ClusterFolder) -> Iterator[None]:
     """Waits, once the block has ended a service, until its process exits; UserError: too late."""
     pid = cluster.pid()
     with contextlib.ExitStack() as stack:
-        # Opened before the block: afterwards the number may be that of another process.
+        # Opened before the block: afterwards another process may have the number.
         exits: list[int] = []
         # Without such descriptors, and in another namespace, only the lock tells that it has exited.
         if pid is not None and hasattr(os, "pidfd_open"):

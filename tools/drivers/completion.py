@@ -18,7 +18,7 @@ _FILES = ("FILE", "DIR", "BUNDLE", "TARGET")
 """Metavars of flags and arguments that are files."""
 
 _BASH = """\
-# Bash makes words of their own of `=` in --flag=value.
+# Bash takes `=` in --flag=value as a separate word.
 _pw_complete() {
   local n words=()
   for ((n = 0; n <= COMP_CWORD; n++)); do

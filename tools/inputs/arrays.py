@@ -85,7 +85,7 @@ def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
       UserError: the file cannot be written.
     """
     buffer = io.BytesIO()
-    # numpy's own `savez` takes array names as keywords, and has keywords of its own.
+    # numpy's own `savez` takes array names as keywords, besides its other keywords.
     with zipfile.ZipFile(buffer, "w") as file:
         for name, array in arrays.items():
             with file.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:

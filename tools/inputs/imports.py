@@ -125,7 +125,7 @@ def describe(error: BaseException) -> str:
 
 
 def frame_of_user(error: BaseException) -> traceback.FrameSummary | None:
-    """Returns the innermost line that is neither ours, nor that of an installed package, nor Python's own."""
+    """Returns the innermost line outside of this package, installed packages and Python."""
     modules = (sys.modules.get("jax"), traceback)
     installed = [str(Path(m.__file__).parent) for m in modules if m and m.__file__]
     ours = [str(Path(__file__).parents[2] / name) for name in ("compiler", "passes", "runtime", "tools")]

@@ -69,7 +69,7 @@ def read_plan(path: str) -> Plan | None:
 
 
 def plan_shown(module: ir.Module, source_name: str) -> Plan:
-    """Returns the plan of a scheduled program; of one in parts, that of its first repeated sub-program.
+    """Returns the plan of a scheduled program, or of the first repeated sub-program if it has sub-programs.
 
     The verifier must have accepted the module.
 

@@ -36,7 +36,7 @@ def _lines(node: _Node, indent: str) -> Iterator[tuple[str, str]]:
     """Yields the lines below a node."""
     for parts, below in _groups(node):
         label, times = _label(parts), len(parts)
-        # A node with one group below needs no line of its own.
+        # A node with one group below needs no separate line.
         while isinstance(below, dict) and len(inner := _groups(below)) == 1:
             parts, below = inner[0]
             label += _label(parts)

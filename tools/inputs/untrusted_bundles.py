@@ -16,7 +16,7 @@ from pathways.tools.common.errors import UserError
 
 @contextlib.contextmanager
 def within_allowance(bundle: Bundle) -> Iterator[None]:
-    """Limits MLIR's time and memory, as when the bundle is loaded, in a process of its own."""
+    """Limits MLIR's time and memory, as when the bundle is loaded, in another process."""
     if not supervisor.supervised():
         yield
         return

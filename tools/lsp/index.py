@@ -49,7 +49,7 @@ class Definition:
       name: with `%` or `@`.
       scope: the region of the text in which it is valid.
       keyword: the operation that declares a symbol; empty for values.
-      owner: for a result the line of its operation, for an argument of a function that of the function.
+      owner: the line of the operation of a result, or of the function of an argument.
       number: the number of the result or argument, None for other values.
       is_argument: whether it is an argument of a function.
     """
