@@ -97,8 +97,8 @@ def connect(
       client: the name of this process at the service; by default the name in the token of a client, or the
         name of the user and the process id. A name belongs to one client at a time; its share may be set in
         the file of the cluster.
-      token: the path of a copy of the token of the cluster, by default of the token in its folder on this
-        machine; or of the token of a client (`pw-cluster token`).
+      token: the path of a copy of the cluster's token, by default of the one in its folder on this machine;
+        or of a client's token (`pw-cluster token`).
       unknown: any other keyword, which is an error.
 
     Raises:

@@ -83,7 +83,8 @@ def status_of(error: BaseException) -> StatusError:
         case ResourceError():
             return StatusError(StatusCode.RESOURCE_EXHAUSTED, str(error))
         case HostError():
-            return _status_of_host(str(error))
+            # The record: in a process that has hosts, the text of the error starts with a code of its class.
+            return _status_of_host(error.record().text)
         case jax.errors.JaxRuntimeError():
             return _status_of_xla(str(error))
         case PermissionError() if error.errno is None:

@@ -10,8 +10,10 @@ import jax
 import pytest
 
 from pathways.runtime import proxy
+from pathways.runtime.control.records import errors
 from pathways.runtime.proxy.wire.statuses import OF_LOST_ISLANDS, StatusCode, StatusError, status_of
 from pathways.runtime.resources.manager import ResourceError
+from pathways.runtime.xla.host_errors import raise_as_errors_of_jax
 
 ROOM = Path(proxy.__file__).parent
 
@@ -54,3 +56,14 @@ def test_errors_of_the_server_are_not_errors_of_lost_slices(path: Path) -> None:
 )
 def test_codes_of_errors(error: Exception, code: StatusCode) -> None:
     assert status_of(error).code is code
+
+
+@pytest.mark.parametrize("has_hosts", [False, True])
+def test_errors_of_hosts_have_the_code_of_xla(has_hosts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that serves the proxy may have connected to hosts, too."""
+    monkeypatch.setattr(errors, "raised_as", {})
+    if has_hosts:
+        raise_as_errors_of_jax()
+    failure = errors.Failure(errors.ProgramFailedError, "step 1 failed: RESOURCE_EXHAUSTED: Out of memory")
+    status = status_of(failure.error())
+    assert (status.code, status.message) == (StatusCode.RESOURCE_EXHAUSTED, "step 1 failed: Out of memory")
