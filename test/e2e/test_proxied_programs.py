@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import proxied_programs
 import proxy_programs
 import pytest
@@ -336,3 +337,48 @@ def test_calls_run_ahead_of_a_stopped_server_as_far_as_their_window(tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == [str(MAX_AHEAD - 1), "[301. 301. 301. 301.] True"]
+
+
+def test_an_argument_on_two_islands_is_copied_again_when_one_returns(tmp_path: Path) -> None:
+    """The program sees one array, which is on the island that stays."""
+    program = """if True:
+    import jax, numpy as np
+    import pathways as pw
+    devices = pw.make_virtual_device_set()
+    stays, leaves = (devices.add_slice((2,), ("x",), island=f"island{n}") for n in (0, 1))
+    one_more = pw.jit(lambda x: x + 1, devices=stays)
+    twice = pw.jit(lambda x: x * 2, devices=leaves)
+    step = pw.program(lambda x: (one_more(x), twice(x)))
+    x = step(np.zeros(2, "f"))[0]
+    while True:
+        for result in step(x):
+            try:
+                print(np.asarray(result), flush=True)
+            except jax.errors.JaxRuntimeError as error:
+                print(str(error).partition(":")[0], flush=True)
+        input()
+    """
+    with (
+        pathways.proxy.serve(tmp_path / "socket", jax.devices("cpu")[:4], islands=2) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=os.environ | server.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as client,
+    ):
+        assert client.stdin is not None
+        assert client.stdout is not None
+
+        def results() -> list[str]:
+            return [client.stdout.readline().strip() for _ in range(2)]
+
+        assert results() == ["[2. 2.]", "[2. 2.]"]
+        server.lose_island(1)
+        print(file=client.stdin, flush=True)
+        assert results() == ["DATA_LOSS", "DATA_LOSS"]
+        server.return_island(1)
+        print(file=client.stdin, flush=True)
+        assert results() == ["[2. 2.]", "[2. 2.]"]
+        client.kill()

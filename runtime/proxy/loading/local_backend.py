@@ -115,7 +115,7 @@ class LocalBackend(Backend):
 
     @override
     def load_mpmd(self, source: MpmdSource) -> MpmdProgram:
-        return load_mpmd(source)
+        return load_mpmd(self.engine, source)
 
     @override
     def status(self) -> Status:

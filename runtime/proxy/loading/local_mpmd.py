@@ -14,6 +14,7 @@ from pathways.runtime.local.devices import binding_of
 from pathways.runtime.local.load import Executable, device_text, load, stats_of
 from pathways.runtime.local.memory import MemoryAnalysis, analyze
 from pathways.runtime.local.partial_calls import PartialFailure, PartialTarget
+from pathways.runtime.proxy.arrays.local_engine import LocalEngine
 from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
 from pathways.runtime.proxy.loading.mpmd_source import MpmdSource
 from pathways.runtime.proxy.wire.statuses import StatusCode, StatusError, status_of
@@ -76,12 +77,14 @@ class LocalMpmdProgram(MpmdProgram):
         return values
 
 
-def load_mpmd(source: MpmdSource) -> LocalMpmdProgram:
+def load_mpmd(engine: LocalEngine, source: MpmdSource) -> LocalMpmdProgram:
     """Compiles and loads a program; see `Backend.load_mpmd`."""
     plan, interface = source.plan, source.interface
     bindings = {name: binding_of(devices, plan.slices[name]) for name, devices in interface.slices.items()}
     executable = load(plan, bindings, argument_names=source.argument_names, make_target=PartialTarget)
-    return LocalMpmdProgram(executable, interface.devices, interface.results, interface.donated, interface)
+    return LocalMpmdProgram(
+        executable, interface.devices, interface.results, interface.donated, interface, engine
+    )
 
 
 def _copy(array: jax.Array) -> jax.Array:

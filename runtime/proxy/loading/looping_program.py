@@ -13,7 +13,6 @@ from pathways.runtime.control.records.errors import failed
 from pathways.runtime.local.memory import MemoryAnalysis, analyze_sub_programs
 from pathways.runtime.plan.plan import Plan
 from pathways.runtime.plan.sub_programs import SubProgramCall, SubProgramCalls
-from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
 from pathways.runtime.proxy.arrays.placements import ArraySpec, same_place
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.loading.mpmd_program import MpmdProgram
@@ -71,7 +70,6 @@ class LoopingProgram(MpmdProgram):
       executable: the calls of the sub-programs.
       sub_programs: the sub-programs by name.
       plans: their plans.
-      engine: the engine of its arrays.
       check: raises an error if no further chunk may run, as after the end of the session.
       step_deadline: seconds after which a loop is ended; None for never.
     """
@@ -79,7 +77,6 @@ class LoopingProgram(MpmdProgram):
     executable: SubProgramCalls
     sub_programs: Mapping[str, MpmdProgram]
     plans: Mapping[str, Plan]
-    engine: ArrayEngine
     check: Callable[[], None]
     step_deadline: float | None
 

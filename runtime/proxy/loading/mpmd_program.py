@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pathways.runtime.control.records.errors import HostError
 from pathways.runtime.local.memory import MemoryAnalysis
 from pathways.runtime.plan.plan import Plan
+from pathways.runtime.proxy.arrays.array_engine import ArrayEngine
 from pathways.runtime.proxy.arrays.placements import ArrayPlacement, ArraySpec, same_place
 from pathways.runtime.proxy.arrays.proxy_array import ProxyArray
 from pathways.runtime.proxy.loading.compiled_program import CompiledProgram
@@ -24,11 +27,13 @@ class MpmdProgram(CompiledProgram):
 
     Attributes:
       interface: its arguments and results.
+      engine: the engine of arrays.
       default_memory: the kind of the memory that arrays of its devices are in by default.
       digest: the digest of its bundle; empty if it has none.
     """
 
     interface: MpmdInterface
+    engine: ArrayEngine
     default_memory: str | None = dataclasses.field(default=None, kw_only=True)
     digest: str = dataclasses.field(default="", kw_only=True)
 
@@ -159,12 +164,27 @@ class MpmdProgram(CompiledProgram):
             )
         operands, accepted = [], self._accepted
         for number, argument in enumerate(arguments):
+            if argument.error is not None:
+                argument = self._copied_again(number, arguments)
             spec, value = argument.read()
             if spec is not accepted[number]:
                 self._check(number, spec)
                 accepted[number] = spec
             operands.append(value)
         return operands
+
+    def _copied_again(self, number: int, arguments: Sequence[ProxyArray]) -> ProxyArray:
+        """Returns a new copy of an argument from another slice, or the argument if there is none.
+
+        A client sees an argument on several slices as one array, and does not know that another island lost
+        its copy.
+        """
+        for other in self.interface.copies[number]:
+            if arguments[other].error is None:
+                # While the island is lost, the error of the argument says so.
+                with contextlib.suppress(HostError, StatusError):
+                    return self.engine.reshard(self.parameters[number], arguments[other])
+        return arguments[number]
 
     def _check(self, number: int, spec: ArraySpec) -> None:
         """Checks that an argument has the type and placement of its parameter; the executable does not.

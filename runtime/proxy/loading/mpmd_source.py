@@ -47,6 +47,7 @@ class MpmdInterface:
       parameters: the required type and placement of each argument of clients.
       read: for each of `inputs`, the number of the argument of clients.
       donated: the arguments of clients that an execution consumes.
+      copies: for each argument of clients, other ones that have the same value on other slices.
     """
 
     name: str
@@ -57,6 +58,7 @@ class MpmdInterface:
     parameters: tuple[ArraySpec, ...]
     read: tuple[int, ...]
     donated: tuple[int, ...]
+    copies: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, plan: Plan, devices: Sequence[Any], slices: SliceDevices, *, by_port: bool) -> MpmdInterface:
@@ -71,9 +73,11 @@ class MpmdInterface:
         if by_port:
             read = tuple(range(len(inputs)))
             arguments = [passed[port.number] for port in inputs]
+            copies = tuple(tuple(_copies(inputs, arguments, number)) for number in read)
         else:
             read = tuple(port.number for port in inputs)
             arguments = passed
+            copies = ((),) * len(passed)
         specs = {number: port.spec for number, port in zip(read, inputs, strict=True)}
         # An argument that nothing reads may be on any device.
         anywhere = ArrayPlacement(tuple(devices[:1]), None, None)
@@ -89,6 +93,7 @@ class MpmdInterface:
             ),
             read,
             tuple(number for number, argument in enumerate(arguments) if argument.donated),
+            copies,
         )
 
     @property
@@ -114,6 +119,14 @@ class MpmdSource:
     stored: Stored | None
     interface: MpmdInterface
     argument_names: tuple[str, ...]
+
+
+def _copies(inputs: Sequence[MpmdPort], arguments: Sequence[Argument], number: int) -> Iterable[int]:
+    replicas = arguments[number].replicas
+    if replicas is None or replicas.split is None:
+        for other, port in enumerate(inputs):
+            if other != number and port.number == inputs[number].number:
+                yield other
 
 
 def _ports(plan: Plan, slices: SliceDevices, values: Sequence[Argument | Result]) -> Iterable[MpmdPort]:
