@@ -81,7 +81,7 @@ def _stated(units: Units, document: Any, subject: str) -> tuple[Units, str]:
     work = np.zeros(units.count)
     for key, value in table.items():
         if not str(key).isdecimal() or int(key) >= units.count:
-            raise TimesError(f"{subject}: there is no unit '{key}'; the last one is {units.count - 1}")
+            raise TimesError(f"{subject}: unit '{key}' does not exist; the last unit is {units.count - 1}")
         work[int(key)] = reader.time(value, f"{subject}, unit {key}")
     if not work.sum():
         raise TimesError(f"{subject}: no unit takes any time")

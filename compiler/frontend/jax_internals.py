@@ -352,7 +352,7 @@ def scan_operands(equation: Any) -> tuple[int, int, int]:
 
 
 def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """Returns the results of an equation for operands, traced if these are; with `params` instead of its own.
+    """Returns the results of an equation for operands, traced if these are; `params` replace its parameters.
 
     It binds like `core.eval_jaxpr`, with the line that the equation is from.
     """

@@ -51,7 +51,7 @@ def flat_specs(specs: Any, tree: Any, subject: str) -> list[Spec]:
     except ValueError as error:
         why = _why_no_prefix(specs, tree) or str(error)
         message = why.replace("broadcast_prefix prefix_tree", subject.split()[0])
-        raise ValueError(f"{subject} do not match what they describe: {message}") from None
+        raise ValueError(f"{subject} do not match the tree of their arrays: {message}") from None
 
 
 def _why_no_prefix(specs: Any, tree: Any) -> str | None:

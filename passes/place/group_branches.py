@@ -263,7 +263,7 @@ def _places(block: _Operations, members: _Members, touched: Sequence[int]) -> di
         before = [place_of_value[value] for value in block.reads[n] if value in place_of_value]
         if not before and not members.has(n):
             continue
-        # An operation without a group has a key of its own, so that a path through it raises the level: else
+        # An operation without a group has a separate key, so that a path through it raises the level: else
         # a group would have to wait for its own results.
         key = _key(op) if members.has(n) else _GroupKey((), False, None, n)
         place = _Place(key, max((p.level + (p.key != key) for p in before), default=0))

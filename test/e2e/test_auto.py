@@ -244,7 +244,7 @@ def with_one_wide_product(params: Any, batch: Any) -> jax.Array:
         (with_effects, {}, "has effects .* at .*test_auto.py"),
         (mlp_loss, {"max_bytes": "1KiB"}, "no cut fits max_bytes=1024 .* the smallest peak is"),
         (lambda params, batch: batch[0] @ params[0], {}, "must return a scalar of floats"),
-        (mlp_loss, {"times": {"units": {"99": 1}}}, "there is no unit '99'; the last one is"),
+        (mlp_loss, {"times": {"units": {"99": 1}}}, "unit '99' does not exist; the last unit is"),
         (mlp_loss, {"latency": "5us"}, "work is counted in operations: give times= too"),
         (mlp_loss, {"speeds": [1, 2, 3]}, "a positive number for each of 2 slices"),
         (mlp_loss, {"schedules": ["zb-v(max-live=1)"], "num_microbatches": 1}, "no schedule fits a cut"),

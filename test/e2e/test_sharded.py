@@ -668,8 +668,8 @@ def test_sharded_constraint_that_does_not_fit_is_error_of_jax(spec, message):
 @pytest.mark.parametrize(
     ("which", "specs", "error", "message"),
     [
-        ("in_shardings", ({"w": P()},), ValueError, "do not match what they describe: .*different types"),
-        ("out_shardings", (P(), P()), ValueError, "do not match what they describe: .*different"),
+        ("in_shardings", ({"w": P()},), ValueError, "do not match the tree of their arrays: .*types"),
+        ("out_shardings", (P(), P()), ValueError, "do not match the tree of their arrays: .*different"),
         ("in_shardings", "data", TypeError, "expected a PartitionSpec or None, got str"),
         ("out_shardings", "data", TypeError, "expected a PartitionSpec or None, got str"),
         (

@@ -63,7 +63,7 @@ class WorkerSink(Protocol):
 class WorkerListener:
     """Listener to the workers of a cluster.
 
-    An extension adds handlers of its own messages to `handlers`.
+    An extension adds handlers of further messages to `handlers`.
 
     Args:
       core: the core that handles the events.

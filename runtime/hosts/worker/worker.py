@@ -96,7 +96,7 @@ class WorkerProgram:
 class Worker:
     """State of a worker, and the threads that serve the controller.
 
-    An extension adds handlers of its own messages to `handlers`, and may add to `releases`.
+    An extension adds handlers of further messages to `handlers`, and may add to `releases`.
 
     Args:
       config: its configuration.

@@ -164,9 +164,10 @@ class MpmdProgram(CompiledProgram):
             )
         operands, accepted = [], self._accepted
         for number, argument in enumerate(arguments):
-            if argument.error is not None:
-                argument = self._copied_again(number, arguments)
-            spec, value = argument.read()
+            try:
+                spec, value = argument.read()
+            except StatusError:
+                spec, value = self._copied_again(number, arguments).read()
             if spec is not accepted[number]:
                 self._check(number, spec)
                 accepted[number] = spec
